@@ -1,0 +1,50 @@
+"""The compiled extension, or word that it is missing."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from types import ModuleType
+from typing import Literal
+
+from dart_core.errors import ArenaError
+
+try:
+    from dart_core import _core
+except ImportError as error:  # a source tree that was not built, or built for another Python
+    _core, _failure = None, str(error)
+
+Backend = Literal["native", "twin"]
+
+
+def choose_backend(backend: Backend | None) -> Backend:
+    """``backend`` itself, or for None the native one where it is there and else, with one warning,
+    the slow Python twin.
+    """
+    if backend not in (None, "native", "twin"):
+        raise ArenaError(f'backend {backend!r} is unknown; expected "native" or "twin"')
+    if backend == "native" and _core is None:
+        raise ArenaError(
+            f"the native extension is missing ({_failure}); build it: pip install -e ."
+        )
+    if backend is None and _core is None:
+        _warn_once()
+        return "twin"
+    return backend or "native"
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn(
+        f"dart_core runs without its native extension ({_failure}): n-gram lookup and tree search "
+        "use the Python twin and are some fifty times slower. Build it with a C++20 compiler: "
+        "pip install -e .",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def native() -> ModuleType:
+    """The extension module, after ``choose_backend`` said "native"."""
+    assert _core is not None
+    return _core

@@ -1,0 +1,383 @@
+"""Many prompts from one JSONL file, answered into another, through crashes and by many processes.
+
+Every line of the input gets one line in the output, an answer or an error, in the input's order.
+What is written stays: a run that was killed goes on behind its last whole line. Several processes
+share the lines by their numbers; each appends to a part of its own beside the output, and whichever
+finishes last puts the parts together.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dart_core.cli_run import run_one
+from dart_core.engine import Engine, Generation, GenerationSettings
+from dart_core.errors import ArenaError
+from dart_core.metrics import summarize
+from dart_core.prompts import json_object, prompt_of
+from dart_core.sampling import MAX_SEED
+
+ECHOED = ("id", "prompt", "messages", "turns")  # of an input line, in its output line
+FIGURES = (
+    "new_tokens", "verify_steps", "tau", "tokens_per_second", "decode_seconds", "total_seconds",
+)  # fmt: skip
+KEPT = ("error", *FIGURES)
+OPENING = b'{"line": '  # of every output line
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of ``count`` processes this one is, from 0; ``local`` counts on this machine alone."""
+
+    index: int = 0
+    count: int = 1
+    local: int = 0
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Share:
+        """As accelerate, torchrun or MPI has started it."""
+
+        def first(*names: str, default: int) -> int:
+            return next((int(environment[name]) for name in names if name in environment), default)
+
+        index = first("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", default=0)
+        return cls(
+            index=index,
+            count=first("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", default=1),
+            local=first(
+                "LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", default=index
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the input that is not blank; numbers count all lines, from 1."""
+
+    number: int
+    text: bytes
+
+
+@dataclass(slots=True)
+class Totals:
+    """What an output holds."""
+
+    answered: int = 0
+    failed: int = 0
+    new_tokens: int = 0
+    verified_tokens: float = 0.0
+    verify_steps: int = 0
+    decode_seconds: float = 0.0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        if "error" in record:
+            self.failed += 1
+            return
+        self.answered += 1
+        self.new_tokens += record["new_tokens"]
+        self.verify_steps += record["verify_steps"]
+        self.verified_tokens += (record["tau"] or 0.0) * record["verify_steps"]
+        self.decode_seconds += record["decode_seconds"]
+
+    def __str__(self) -> str:
+        told = (
+            f"{self.answered + self.failed} lines: {self.answered} answered, {self.failed} failed"
+        )
+        if self.verify_steps:
+            told += (
+                f"; {self.new_tokens} new tokens, τ {self.verified_tokens / self.verify_steps:.2f}"
+            )
+        if self.decode_seconds:
+            told += (
+                f", {self.verified_tokens / self.decode_seconds:.1f} tok/s on the engine's clock"
+            )
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a line's record stands, and its figures."""
+
+    path: Path
+    start: int
+    length: int
+    figures: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        return "error" in self.figures
+
+
+@dataclass(slots=True)
+class _Scan:
+    places: dict[int, _Place] = field(default_factory=dict)  # by line number
+    ordered: bool = True  # the output alone holds them, in order, none twice
+
+
+class Batch:
+    """One process's share of a batch: which lines are still to do, and where answers go.
+
+    Raises ArenaError where another process has this share, or the output is not of this input.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        output: Path,
+        share: Share = Share(),
+        *,
+        limit: int | None = None,
+        retry_errors: bool = False,
+    ):
+        self.source, self.output, self.share = source, output, share
+        self._given = {line.number: line for line in read_lines(source)}
+        self.lines = list(self._given.values())[:limit]
+        if output.exists() and output.samefile(source):
+            raise ArenaError(f"{output} is the input itself: give the answers another file")
+        self._lock = output.with_name(f"{output.name}.lock")
+        own = output if share.count == 1 else _part(output, share)
+        self._file = _claim(own)
+        mine = [line for at, line in enumerate(self.lines) if at % share.count == share.index]
+        places = self._scan().places
+        self.pending = [
+            line
+            for line in mine
+            if line.number not in places or (retry_errors and places[line.number].failed)
+        ]
+        self.done = len(mine) - len(self.pending)
+        self.written = 0
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append a record; it is the system's, whole, before this returns."""
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        # A JSON escape may hold half a character: it is escaped again.
+        self._file.write(text.encode(errors="backslashreplace"))
+        self._file.flush()
+        self.written += 1
+
+    def finish(self) -> Totals | None:
+        """Close this share. Where every line has its record now, put them into the output, in
+        order, and return the totals; None while other processes are at work, or have died.
+        """
+        self._file.close()
+        with _locked(self._lock):
+            scan = self._scan()
+            complete = all(line.number in scan.places for line in self.lines)
+            if complete and not scan.ordered:
+                self._merge(scan)
+            if complete or self.share.count == 1:
+                # Who waits for the lock finds everything in order: the file has done its work.
+                self._lock.unlink(missing_ok=True)
+        if not complete:
+            return None
+        totals = Totals()
+        for place in scan.places.values():
+            totals.add(place.figures)
+        return totals
+
+    def _merge(self, scan: _Scan) -> None:
+        partial = self.output.with_name(f"{self.output.name}.partial")
+        with partial.open("wb") as whole:
+            files = {place.path: place.path.open("rb") for place in scan.places.values()}
+            for _, place in sorted(scan.places.items()):
+                files[place.path].seek(place.start)
+                whole.write(files[place.path].read(place.length))
+            for file in files.values():
+                file.close()
+            whole.flush()
+            os.fsync(whole.fileno())  # before the parts go
+        os.replace(partial, self.output)
+        for part in _parts(self.output):
+            part.unlink()
+
+    def _scan(self) -> _Scan:
+        """What is written by now, by all processes. A success wins over a failure."""
+        scan, last = _Scan(), 0
+        # Parts first: who puts them together writes the output before they go.
+        for path in [*_parts(self.output), self.output]:
+            with suppress(FileNotFoundError):
+                for record, start, length in read_records(path):
+                    self._check(record)
+                    number = record["line"]
+                    scan.ordered &= path == self.output and number > last
+                    last = number
+                    figures = {name: record[name] for name in KEPT if name in record}
+                    known = scan.places.get(number)
+                    if known is None or (known.failed and "error" not in record):
+                        scan.places[number] = _Place(path, start, length, figures)
+        return scan
+
+    def _check(self, record: Mapping[str, Any]) -> None:
+        """Raises ArenaError where a record does not answer the input's line of its number."""
+        echo = {name: record[name] for name in ECHOED if name in record}
+        line = self._given.get(record["line"])
+        if line is not None:
+            given = {}
+            with suppress(ArenaError, UnicodeDecodeError):
+                given = json_object(line.text.decode())
+            if all(given.get(name) == value for name, value in echo.items()):
+                return
+        raise ArenaError(
+            f"{self.output} has an answer to line {record['line']} of another input than "
+            f"{self.source}: give another output, or remove it"
+        )
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The input's lines, as bytes: what is wrong in one is its own affair."""
+    try:
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise ArenaError(f"input {path}: {error.strerror or error}") from error
+    lines = [Line(number, text) for number, text in enumerate(data.split(b"\n"), 1) if text.strip()]
+    if not lines:
+        raise ArenaError(f"input {path} is empty; expected one JSON object a line")
+    return lines
+
+
+def read_records(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """The whole records of an output file, each with its place: start and length in bytes. A last
+    line that is half written is left out.
+
+    Raises ArenaError for a file that batch has not written.
+    """
+    start = 0
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            try:
+                record = json.loads(text) if text.endswith(b"\n") else None
+            except ValueError:
+                record = None
+            if isinstance(record, dict) and isinstance(record.get("line"), int):
+                yield record, start, len(text)
+                start += len(text)
+                continue
+            half = not text.endswith(b"\n")
+            if half and (start or text.startswith(OPENING[: len(text)])):
+                return
+            raise ArenaError(
+                f"{path}, line {number}, is nothing that batch has written: give another output"
+            )
+
+
+def answer_line(
+    line: Line,
+    engine: Engine,
+    name: str,
+    settings: GenerationSettings,
+    *,
+    chat_ids: Callable[[list[dict[str, str]]], list[int]],
+    raw_ids: Callable[[str], list[int]] | None = None,
+    seed: int = 0,
+    show: Callable | None = None,
+) -> dict[str, Any]:
+    """The record of one line: its answer, or, as ``error``, why there is none.
+
+    seed: of the batch; each line samples with a seed of its own, seed + number. show: called with
+    every step and its texts. Raises what is not the line's fault.
+    """
+    record: dict[str, Any] = {"line": line.number}
+    runs: list[Generation] = []
+    try:
+        try:
+            given = json_object(line.text.decode())
+        except UnicodeDecodeError as error:
+            raise ArenaError(f"not UTF-8 text: {error}") from error
+        record |= _echo(given)
+        own = line_settings(given, settings, (seed + line.number) % MAX_SEED)
+
+        def answer(_label: str, prompt_ids: list[int]) -> str:
+            runs.append(run_one(engine, name, prompt_ids, own, show))
+            return runs[-1].text
+
+        prompt_of(given, f"line {line.number}").run(chat_ids, raw_ids, answer)
+    except ArenaError as error:
+        if isinstance(error, MemoryError):  # not the line's fault, as far as anyone knows
+            raise
+        return {**record, "error": str(error)}
+    steps = [step for run in runs for step in run.steps]
+    metrics = summarize(steps)
+    texts = [run.text for run in runs]
+    answer_field = {"responses": texts} if "turns" in given else {"response": texts[0]}
+    return {
+        **record,
+        **answer_field,
+        "engine": name,
+        "finish_reason": runs[-1].finish_reason,
+        "seed": steps[0].seed,
+        "prompt_tokens": sum(len(run.prompt_ids) for run in runs),
+        **{figure: metrics[figure] for figure in FIGURES},
+    }
+
+
+def line_settings(
+    given: Mapping[str, Any], settings: GenerationSettings, seed: int
+) -> GenerationSettings:
+    """The batch's settings with what the line says of its own: temperature, top_p, top_k, seed,
+    max_tokens, stop. Raises ArenaError for values out of range.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    sampling = replace(
+        settings.sampling,
+        seed=said.get("seed", seed),
+        **{name: said[name] for name in ("temperature", "top_p", "top_k") if name in said},
+    )
+    if sampling.greedy:
+        sampling = replace(sampling, seed=None)
+    stop = said.get("stop", settings.stop)
+    return replace(
+        settings,
+        sampling=sampling,
+        max_new_tokens=said.get("max_tokens", settings.max_new_tokens),
+        stop=(stop,) if isinstance(stop, str) else stop,
+    )
+
+
+def _echo(given: Mapping[str, Any]) -> dict[str, Any]:
+    echo = {name: given[name] for name in ECHOED if name in given}
+    try:
+        json.dumps(echo, allow_nan=False)
+    except ValueError as error:
+        raise ArenaError(f"holds a number that JSON does not know: {error}") from error
+    return echo
+
+
+def _part(output: Path, share: Share) -> Path:
+    return output.with_name(f"{output.name}.part-{share.index:04d}")
+
+
+def _parts(output: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in output.parent.iterdir()
+        if path.name.startswith(f"{output.name}.part-") and path.name[-4:].isdigit()
+    )
+
+
+def _claim(path: Path):
+    """The file, open for appending by this process alone, a half-written last line cut off."""
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ArenaError(f"another process is writing {path}: wait for its end") from None
+    end = 0
+    for _, start, length in read_records(path):
+        end = start + length
+    file.truncate(end)
+    return file
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time, hosts that share the folder included."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,98 @@
+"""What a bench was measured with, told without the folders of the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dart_core.bench import Bench
+from dart_core.report import settings_record
+
+ROOT = Path(__file__).resolve().parent.parent
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def bench_provenance(
+    bench: Bench, arguments: Sequence[str], prompt_files: Mapping[str, Path]
+) -> dict[str, Any]:
+    """Command, date, versions, machine, models, settings and prompts; no folder of this machine."""
+    facts = dict(bench.engine.facts)
+    facts["versions"] = {**facts["versions"], "dart-arena": _own_version()}
+    heads = {
+        name: sha
+        for name in ("dart", "eagle3")
+        if name in facts and (sha := _weights_sha256(Path(facts[name])))
+    }
+    for name in ("target", "dart", "eagle3", "ngram"):
+        if name in facts:
+            facts[name] = without_folders(str(facts[name]))
+    return {
+        "command": " ".join(["python -m dart_core", *map(_quoted, arguments)]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git": _git_describe(),
+        **facts,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "head_sha256": heads,
+        "settings": {**settings_record(bench.settings), "tree_budgets": bench.budgets},
+        "prompt_files": [
+            {
+                "set": name,
+                "name": path.name,
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            }
+            for name, path in prompt_files.items()
+        ],
+    }
+
+
+def without_folders(text: str) -> str:
+    """A reference or argument as it may be told: of an absolute path what lies in the project, or
+    the last name.
+    """
+    flag, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
+    path = Path(value)
+    if not path.is_absolute():
+        return text
+    inside = path.is_relative_to(ROOT) and path != ROOT
+    return flag + equals + (path.relative_to(ROOT).as_posix() if inside else path.name)
+
+
+def _quoted(argument: str) -> str:
+    return shlex.quote(without_folders(argument))
+
+
+def _own_version() -> str | None:
+    try:
+        return importlib.metadata.version("dart-arena")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _weights_sha256(folder: Path) -> str | None:
+    for name in WEIGHTS:
+        try:
+            with (folder / name).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:  # a hub id, or the other of the two
+            continue
+    return None
+
+
+def _git_describe() -> str | None:
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        command = ["git", "describe", "--always", "--dirty"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,79 @@
+"""The command api: an OpenAI-compatible server on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from dataclasses import replace
+
+from dart_core.cli import add_model_arguments, add_run_arguments, at_least, engine_list
+from dart_core.cli_run import check_models, load, note, run_settings
+from dart_core.server import LOCAL_NAMES, QUEUE, ChatServer, bound_socket
+
+
+def add_api_parser(commands) -> None:
+    """Add ``api`` to the command line's sub-parsers."""
+    parser = commands.add_parser(
+        "api",
+        help="serve an OpenAI-compatible API, one model id per engine",
+        description="Serves /v1/models, /v1/chat/completions and /healthz. Generation flags are "
+        "the values that a request leaves out; --max-length holds for all. Responses bring "
+        "metrics.speculative_decoding in vLLM's names.",
+    )
+    parser.set_defaults(run=run_api)
+    parser.add_argument(
+        "--engines",
+        type=engine_list,
+        metavar="LIST",
+        help="engines with commas, plain decoding always included (default: all with a head)",
+    )
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--server-port", type=int, default=30000, metavar="PORT", help="default: 30000; 0: any"
+    )
+    group.add_argument(
+        "--listen",
+        action="store_true",
+        help="serve every network interface, not this machine alone; nobody is asked who they are",
+    )
+    group.add_argument(
+        "--queue",
+        type=int,
+        default=QUEUE,
+        metavar="N",
+        help=f"requests that may wait for the one that runs (default: {QUEUE})",
+    )
+    group.add_argument(
+        "--enable-thinking",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="let the model think first, unless a request's chat_template_kwargs say otherwise",
+    )
+    add_model_arguments(parser)
+    add_run_arguments(parser)
+
+
+def run_api(args: Namespace) -> int:
+    at_least(args, {"max_new_tokens": 1, "max_length": 2, "queue": 0})
+    check_models(args)
+    settings = run_settings(args)
+    if args.seed is None:  # a request without one draws its own
+        settings = replace(settings, sampling=replace(settings.sampling, seed=None))
+    sock = bound_socket("0.0.0.0" if args.listen else "127.0.0.1", args.server_port)
+    with sock:
+        names = args.engines and list(dict.fromkeys(["ar", *args.engines]))
+        engine = load(args, names)
+        server = ChatServer(
+            engine,
+            settings,
+            enable_thinking=args.enable_thinking,
+            queue=args.queue,
+            log=note,
+        )
+        port = sock.getsockname()[1]
+        note(f"API on http://localhost:{port}/v1, models {', '.join(server.models)}")
+        try:
+            server.serve(sock, ("*",) if args.listen else LOCAL_NAMES)
+        except KeyboardInterrupt:
+            note("stopped")
+    return 0

@@ -1,0 +1,237 @@
+"""The command bench: prompt sets × engines × settings, as tables and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dart_core.bench import Bench
+from dart_core.bench_provenance import ROOT, bench_provenance
+from dart_core.bench_report import bench_record
+from dart_core.bench_tables import tables
+from dart_core.bench_texts import TextCache
+from dart_core.bench_variants import HeadDrafter, variants
+from dart_core.cli import add_model_arguments, add_run_arguments, at_least, engine_list
+from dart_core.cli_run import check_models, load, note, run_settings
+from dart_core.drafters.dart import DartDrafter
+from dart_core.engine import Engine
+from dart_core.errors import ArenaError
+from dart_core.heads import load_dart_head
+from dart_core.packing import pack_linears
+from dart_core.profiling import profile_table
+from dart_core.prompts import Prompt, read_prompt_file
+from dart_core.report import check_destination, write_json
+from dart_core.weights import resolve
+
+DEFAULT_SETS = ("chat", "code", "maths", "translation", "extraction")
+PROMPTS = ROOT / "assets" / "prompts"
+BUDGETS = (8, 16, 32, 60)
+
+
+def add_bench_parser(commands) -> None:
+    """Add ``bench`` to the command line's sub-parsers."""
+    parser = commands.add_parser(
+        "bench",
+        help="acceptance and speed of engines and settings over prompt sets",
+        conflict_handler="resolve",  # two flags have other defaults here than elsewhere
+    )
+    parser.set_defaults(run=run_bench)
+    parser.add_argument(
+        "--engines",
+        type=engine_list,
+        metavar="LIST",
+        help="engines with commas, plain decoding always included (default: all with a head)",
+    )
+    group = parser.add_argument_group("prompts")
+    group.add_argument(
+        "--prompt-file",
+        action="append",
+        metavar="FILE",
+        help="a prompt set: JSONL, one object a line with turns, prompt or messages; may be given "
+        f"several times (default: the project's own, {', '.join(DEFAULT_SETS)})",
+    )
+    group.add_argument("--limit", type=int, metavar="N", help="the first N prompts of each file")
+    group.add_argument(
+        "--turns", type=int, metavar="N", help="the first N turns of each prompt (default: all)"
+    )
+    group.add_argument("--raw", action="store_true", help="no chat template: the text as it stands")
+    group.add_argument(
+        "--system-prompt", metavar="TEXT", help="unless the prompt brings its own system message"
+    )
+    group.add_argument(
+        "--enable-thinking", action="store_true", help="let the model think first (default: off)"
+    )
+    add_model_arguments(parser)
+    add_run_arguments(parser)
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    group.add_argument(
+        "--tree-budgets",
+        type=_budgets,
+        default=BUDGETS,
+        metavar="LIST",
+        help=f"τ is measured at each (default: {','.join(map(str, BUDGETS))})",
+    )
+    group.add_argument(
+        "--tree-budget",
+        type=int,
+        metavar="N",
+        help="of the timed runs and of the engines' τ (default: the largest of --tree-budgets)",
+    )
+    group.add_argument(
+        "--speed-prompts",
+        type=int,
+        metavar="N",
+        help="prompts of each set to time (default: all); 0: τ only",
+    )
+    group.add_argument(
+        "--profile",
+        action="store_true",
+        help="tell where the time of every timed engine's steps goes, and the share of the ideal "
+        "speedup",
+    )
+    group.add_argument(
+        "--ablate",
+        action="store_true",
+        help="also without parts: n-gram weights, plain scores, fewer mask slots; EAGLE3's depth "
+        "and top-k",
+    )
+    group.add_argument(
+        "--other-dart-head",
+        action="append",
+        default=[],
+        metavar="REF",
+        help="τ of another DART head on the same texts; may be given several times",
+    )
+    group.add_argument(
+        "--cache",
+        metavar="FOLDER",
+        help="keep the target's answers and states there, for another bench of the same target "
+        "and prompts",
+    )
+    group.add_argument(
+        "--cache-gib", type=float, default=4.0, metavar="N", help="size of --cache (default: 4)"
+    )
+    parser.add_argument(
+        "--json", metavar="PATH|-", help='write everything as JSON; "-": to stdout, nothing else'
+    )
+
+
+def _budgets(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers like 16,60") from None
+
+
+def run_bench(args: Namespace) -> int:
+    files = prompt_files(args.prompt_file)
+    at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1, "turns": 1})
+    at_least(args, {"speed_prompts": 0, "cache_gib": 0})
+    check_destination(args.json)
+    check_models(args)
+    if args.tree_budget is None:
+        args.tree_budget = max(args.tree_budgets)
+    headline = args.tree_budget
+    settings = run_settings(args)
+    budgets = sorted({*args.tree_budgets, headline})
+    for budget in budgets:
+        replace(settings.draft, tree_budget=budget)  # raises where it is out of range
+    sets = {name: _first_turns(path, args) for name, path in files.items()}
+
+    names = args.engines and ["ar", *(name for name in args.engines if name != "ar")]
+    engine = load(args, names)
+    names = names or list(engine.drafters)
+    drafters = {name: engine.drafters[name] for name in names if name != "ar"}
+    drafters |= _other_heads(args.other_dart_head, engine)
+    chosen = variants(drafters, settings.draft, ablate=args.ablate)
+    bench = Bench(engine, names, drafters, chosen, budgets, settings, note)
+    if args.cache:
+        limit = int(args.cache_gib * 2**30)
+        bench.cache = TextCache(
+            args.cache, engine, settings, bench.taps, limit_bytes=limit, log=note
+        )
+
+    def finish(failure: Mapping[str, Any]) -> None:
+        if not bench.results:
+            return
+        record = {
+            "interrupted": False,
+            **failure,
+            **bench_provenance(bench, sys.argv[1:], files),
+            **bench_record(bench, headline),
+        }
+        if args.json:
+            write_json(record, args.json)
+        text = tables(record, headline)
+        if args.profile:
+            text += f"\n\n{profile_table(record)}"
+        print(text, file=sys.stderr if args.json == "-" else sys.stdout)
+        sys.stdout.flush()
+
+    try:
+        bench.replay(
+            sets,
+            raw=args.raw,
+            system_prompt=args.system_prompt,
+            enable_thinking=args.enable_thinking,
+        )
+        bench.time(args.speed_prompts)
+    except KeyboardInterrupt:
+        finish({"interrupted": True})
+        raise
+    except Exception as error:  # what is done by then is kept
+        finish({"error": str(error) or type(error).__name__})
+        raise
+    finish({})
+    return 1 if any(t.equality["DIFFERENT"] for r in bench.results for t in r.timed.values()) else 0
+
+
+def prompt_files(given: list[str] | None) -> dict[str, Path]:
+    """The prompt files by the name of their set. Raises ArenaError where the project's own are
+    wanted and not there.
+    """
+    paths = [Path(path) for path in given or []]
+    if not paths:
+        paths = [PROMPTS / f"{name}.jsonl" for name in DEFAULT_SETS]
+        if not all(path.is_file() for path in paths):
+            raise ArenaError(
+                "the project's own prompts lie in the repository, not in the package: give "
+                "--prompt-file, or install a clone with pip install -e ."
+            )
+    files: dict[str, Path] = {}
+    for path in paths:
+        name, number = path.stem, 2
+        while name in files:
+            name, number = f"{path.stem}-{number}", number + 1
+        files[name] = path
+    return files
+
+
+def _first_turns(path: Path, args: Namespace) -> list[Prompt]:
+    prompts = read_prompt_file(path, args.limit)
+    return [replace(prompt, turns=prompt.turns[: args.turns]) for prompt in prompts]
+
+
+def _other_heads(references: list[str], engine: Engine) -> dict[str, HeadDrafter]:
+    """More DART heads for the engine's target, with its n-grams, by "dart" and their folder."""
+    target, drafters = engine.target, {}
+    own = engine.drafters.get("dart")
+    for reference in references:
+        head = load_dart_head(
+            resolve(reference, kind="head", progress=note),
+            dtype=target.dtype,
+            device=target.head_device,
+            target_config=target.config,
+        )
+        pack_linears(head)
+        name = f"dart {Path(reference).name}"
+        if name in drafters:
+            raise ArenaError(f"--other-dart-head {reference}: two of these are called {name!r}")
+        drafters[name] = DartDrafter(head, own.ngrams if own else {}, target.embed)
+    return drafters

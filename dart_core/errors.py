@@ -1,0 +1,22 @@
+"""The one error that a user sees as a sentence, and the check that most settings share."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+
+
+class ArenaError(ValueError):
+    """A mistake in the input or the machine that the user can mend.
+
+    The message names the value, what was expected and the remedy; command line and page print it as
+    one line, without a traceback.
+    """
+
+
+def check_number(value: object, what: str, *, whole: bool = False) -> None:
+    """Raises ArenaError unless ``value`` is a number, a whole one (an int) if asked; numpy's count
+    too.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        wanted = "a whole number, an int" if whole else "a number"
+        raise ArenaError(f"{what} must be {wanted}; got {value!r:.60} ({type(value).__name__})")

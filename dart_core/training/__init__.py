@@ -1,0 +1,1 @@
+"""Training of draft heads: data from the target itself, losses, trainer, evaluation."""

@@ -1,0 +1,34 @@
+"""Checkpoints of a training run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+
+class Checkpoint:
+    """``output``/checkpoint, replaced as a whole: a kill leaves the new one or the one before."""
+
+    def __init__(self, accelerator, output: Path):
+        self.accelerator = accelerator
+        self.folder, self.old = output / "checkpoint", output / "checkpoint.old"
+
+    def load(self) -> bool:
+        """Restore weights, optimiser and progress, if there is anything to restore from."""
+        folder = next((f for f in (self.folder, self.old) if f.is_dir()), None)
+        if folder is not None:
+            self.accelerator.load_state(str(folder))
+        return folder is not None
+
+    def save(self) -> None:
+        """Replace the checkpoint. All processes call this together."""
+        new = self.folder.with_suffix(".new")
+        self.accelerator.save_state(str(new))
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            shutil.rmtree(self.old, ignore_errors=True)
+            if self.folder.is_dir():
+                self.folder.rename(self.old)
+            new.rename(self.folder)
+            shutil.rmtree(self.old, ignore_errors=True)
+        self.accelerator.wait_for_everyone()

@@ -1,0 +1,261 @@
+"""What the steps of ``python -m dart_core train`` do. torch is imported once one really runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dart_core.errors import ArenaError
+from dart_core.report import check_destination, write_json
+from dart_core.training.provenance import Provenance
+from dart_core.training.setup import (
+    LIMITS,
+    all_processes,
+    at_least,
+    compute_with,
+    load_target,
+    log,
+    read_sequences,
+    silent,
+    target_features_of,
+)
+from dart_core.weights import load_tokenizer, resolve
+
+WATCHED = 16  # held-out sequences on which a head is measured while it trains
+
+
+def run_data(args: argparse.Namespace) -> int:
+    """``train data``."""
+    device, dtype = compute_with(args)
+    Path(args.output).parent.mkdir(parents=True, exist_ok=True)
+    check_destination(args.output, "--output")
+    from dart_core.training.answers import AnswerSettings, is_finished, write_answers
+    from dart_core.training.overlap import OverlapFilter
+    from dart_core.training.templates import OWN, Templates
+
+    templates = Templates.read(args.templates or OWN)
+    settings = AnswerSettings(
+        conversations=args.conversations,
+        turns=args.turns,
+        batch=args.batch,
+        max_new_tokens=args.max_new_tokens,
+        max_length=args.max_length,
+        greedy_share=args.greedy_share,
+        template_share=args.template_share,
+        temperature=args.temperature,
+        minutes=args.minutes,
+        seed=args.seed,
+        part=args.part,
+    )
+    if (count := is_finished(args.output, settings)) is not None:
+        print(f"{count} conversations in {args.output}: it is finished")
+        return 0
+    model, tokenizer = load_target(args, device, dtype)
+    exclude = OverlapFilter(args.exclude, args.exclude_words) if args.exclude else None
+    count = write_answers(
+        model,
+        tokenizer,
+        args.output,
+        settings,
+        prompts=args.prompts,
+        templates=templates,
+        exclude=exclude,
+    )
+    print(f"{count} conversations in {args.output}")
+    return 0
+
+
+def run_ngram(args: argparse.Namespace) -> int:
+    """``train ngram``: the same records, exclusions and held-out conversations as the heads'."""
+    from dart_core.ngram import build_ngram, tokenizer_fingerprint
+    from dart_core.ngram_inputs import vocabulary_of
+
+    at_least(args, LIMITS)
+    Path(args.output).parent.mkdir(parents=True, exist_ok=True)
+    check_destination(args.output, "--output")
+    path = resolve(args.base_model_name_or_path, kind="target", progress=log)
+    tokenizer = load_tokenizer(path)
+    sequences, facts = read_sequences(args, tokenizer)
+    build_ngram(
+        (sequence.tokens for sequence in sequences[facts["holdout"] :]),
+        args.order,
+        vocabulary_of(path, tokenizer),
+        args.output,
+        fingerprint=tokenizer_fingerprint(tokenizer),
+    )
+    print(f"{args.output}: {Path(args.output).stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """``train plan``."""
+    device, dtype = compute_with(args)
+    from dart_core.training.plan import plan_lines
+
+    path = resolve(args.base_model_name_or_path, kind="target", progress=log)
+    for line in plan_lines(args, path, device, dtype):
+        print(line)
+    return 0
+
+
+def run_features(args: argparse.Namespace) -> int:
+    """``train features``."""
+    device, dtype = compute_with(args)
+    accelerator = all_processes(device)
+    model, tokenizer = load_target(args, accelerator.device, dtype)
+    say = log if accelerator.is_main_process else silent
+    sequences, facts = read_sequences(args, tokenizer, say)
+    cache = target_features_of(
+        args, model, sequences, facts, accelerator=accelerator, log=say
+    ).cache
+    if accelerator.is_main_process:
+        print(f"{len(cache)} of {len(sequences)} sequences in {cache.folder}")
+    return 0
+
+
+def run_head(args: argparse.Namespace) -> int:
+    """``train dart`` and ``train eagle3``."""
+    device, dtype = compute_with(args)
+    Path(args.output).mkdir(parents=True, exist_ok=True)
+    check_destination(str(Path(args.output, "provenance.json")), "--output")
+    from dart_core.ngram import NgramModel
+    from dart_core.training.batches import BatchSource
+    from dart_core.training.draft_vocab import choose_draft_vocabulary, count_tokens, draft_ids
+    from dart_core.training.figures import HeldOut
+    from dart_core.training.objectives import Objective
+    from dart_core.training.trainer import TrainSettings, train
+
+    settings = TrainSettings(
+        steps=args.steps,
+        tokens=args.tokens,
+        minutes=args.minutes,
+        sequences=args.sequences,
+        anchors=args.anchors,
+        learning_rate=args.learning_rate,
+        seed=args.seed,
+    )
+    accelerator = all_processes(device)
+    say = log if accelerator.is_main_process else silent
+    ngram = getattr(args, "ngram_model_name_or_path", None)
+    ngrams = {"full": NgramModel.open(ngram)} if ngram else {}
+    model, tokenizer = load_target(args, accelerator.device, dtype)
+    sequences, facts = read_sequences(args, tokenizer, say)
+    config = model.config.get_text_config()
+    counts = count_tokens(sequences[facts["holdout"] :], config.vocab_size)
+    vocabulary = choose_draft_vocabulary(counts, min(args.draft_vocab_size, config.vocab_size))
+    head, vocabulary = _new_head(args, model, vocabulary)
+    say(
+        f"{len(sequences)} sequences, {counts.sum()} supervised tokens; the draft vocabulary of "
+        f"{len(vocabulary)} covers {counts[vocabulary.numpy()].sum() / counts.sum():.4f} of them"
+    )
+    features = target_features_of(args, model, sequences, facts, accelerator=accelerator, log=say)
+    embed = model.get_input_embeddings().to(dtype)
+    if len(features.cache) == len(sequences):
+        features = features.cache
+        del model  # all that it says is on disk
+
+    to_draft = draft_ids(vocabulary, config.vocab_size)
+    source = BatchSource(
+        features,
+        to_draft,
+        holdout=facts["holdout"],
+        sequences=args.sequences,
+        seed=args.seed,
+        rank=accelerator.process_index,
+        ranks=accelerator.num_processes,
+    )
+    objective = Objective(args.rows + (args.kind == "dart"), args.loss_decay, args.row_keep)
+    held_out = None
+    if accelerator.is_main_process and facts["holdout"]:
+        items = source.held_out(WATCHED)
+        held_out = HeldOut(items, to_draft, embed, objective.rows, ngrams=ngrams)
+    record = Provenance(args, facts, sequences, accelerator)
+    progress = train(
+        head.to(accelerator.device),
+        embed,
+        source,
+        objective,
+        settings,
+        args.output,
+        accelerator=accelerator,
+        held_out=held_out,
+        begun=record.write,
+        log=say,
+    )
+    record.write(progress)
+    if accelerator.is_main_process:
+        print(f"{args.kind} head in {args.output}")
+    return 0
+
+
+def _new_head(args, model, vocabulary):
+    """(head before training, its draft vocabulary: the given one, or that of --init-from)."""
+    import torch
+
+    from dart_core.heads import DartHead, Eagle3Head, head_kind, load_head
+    from dart_core.training.initial import continue_from, head_config, initialise
+
+    dart = args.kind == "dart"
+    config = model.config.get_text_config()
+    trained = kind = None
+    if args.init_from:
+        folder = resolve(args.init_from, kind="head")
+        kind = "eagle3" if dart and head_kind(folder) == "eagle3" else args.kind
+        facts = {"dtype": torch.float32, "device": "cpu", "target_config": config}
+        trained = load_head(folder, kind, **facts).requires_grad_(True).train()
+        vocabulary = trained.target_ids(torch.arange(trained.config.draft_vocab_size))
+    if trained and kind == args.kind:
+        if dart and trained.config.draft_length != args.rows:
+            raise ArenaError(
+                f"--rows {args.rows}: {args.init_from} has {trained.config.draft_length} mask slots"
+            )
+        return trained, vocabulary
+    head = (DartHead if dart else Eagle3Head)(
+        head_config(
+            config,
+            draft_vocab_size=len(vocabulary),
+            draft_length=args.rows if dart else None,
+            key_value_heads=args.key_value_heads or (config.num_attention_heads if dart else None),
+        )
+    )
+    if trained is None:
+        initialise(head, model, vocabulary, args.seed)
+    else:
+        continue_from(head, trained, args.seed)
+    return head, vocabulary
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    """``train eval``."""
+    device, dtype = compute_with(args)
+    check_destination(args.json)
+    from dart_core.training.evaluate import evaluate_heads
+
+    if not (args.dart_model_name_or_path or args.eagle3_model_name_or_path):
+        raise ArenaError(
+            "nothing to evaluate: give --dart-model-name-or-path or --eagle3-model-name-or-path"
+        )
+    model, tokenizer = load_target(args, device, dtype)
+    sequences, facts = read_sequences(args, tokenizer)
+    if not facts["holdout"]:
+        raise ArenaError("no held-out conversations: --holdout must be above 0")
+    features = target_features_of(args, model, sequences, facts, count=facts["holdout"])
+    report = evaluate_heads(
+        model,
+        tokenizer,
+        features,
+        facts["holdout"],
+        dart=args.dart_model_name_or_path and resolve(args.dart_model_name_or_path, kind="head"),
+        eagle3=args.eagle3_model_name_or_path
+        and resolve(args.eagle3_model_name_or_path, kind="head"),
+        ngram=args.ngram_model_name_or_path,
+        passages=args.passages,
+        prompt_files=args.prompt_file,
+        limit=args.limit,
+        max_new_tokens=args.max_new_tokens,
+        budgets=args.budgets,
+        log=print,
+    )
+    if args.json:
+        write_json(report, args.json)
+    return 0

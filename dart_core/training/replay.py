@@ -1,0 +1,131 @@
+"""τ without decoding: draft trees replayed against text that the target wrote once.
+
+Whatever the drafter, the emitted text is the target's own. So the text and the target's states
+along it are all that drafting needs, and any head, n-gram or tree size can be measured on them
+without running the target again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dart_core.drafters import Drafter, DraftSettings
+from dart_core.training.features import FeatureCache, target_features
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A prompt of P tokens and what the target wrote after it.
+
+    tokens int64 [N], prompt first; hidden [N, taps * H], the target's states at these positions.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """new_tokens: emitted by verify steps, cut at the end of the text. accepted: by step, drafts
+    accepted.
+    """
+
+    new_tokens: int
+    accepted: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        return len(self.accepted)
+
+
+@torch.inference_mode()
+def replay(
+    drafter: Drafter,
+    passage: Passage,
+    settings: DraftSettings,
+    eos: frozenset[int] = frozenset(),
+) -> Replay:
+    """Every verify step of a run that emits exactly the passage's text; ``eos`` as the run's."""
+    tokens, length = passage.tokens, len(passage.tokens)
+    run = drafter.begin(tokens[: passage.prompt], length, settings, eos)
+    committed = passage.prompt + 1  # the prefill emits the first token
+    run.observe(passage.hidden[: passage.prompt], tokens[1:committed])
+    emitted, accepted = 0, []
+    while committed < length:
+        tree = run.propose().tree
+        depths = tree.depths()
+
+        def draw(node: int, depths=depths, first=committed) -> int:
+            place = first + int(depths[node])
+            return int(tokens[place]) if place < length else -1
+
+        path, _ = tree.accept(draw)
+        end = min(committed + len(path), length)  # accepted drafts and the target's own token
+        emitted += end - committed
+        accepted.append(len(path) - 1)
+        if end < length:
+            run.observe(passage.hidden[committed - 1 : end - 1], tokens[committed:end])
+        committed = end
+    run.close()
+    return Replay(emitted, tuple(accepted))
+
+
+def tau(replays: Iterable[Replay]) -> float:
+    """Tokens per verify step over all passages, each step counted alike."""
+    replays = list(replays)
+    return sum(r.new_tokens for r in replays) / max(1, sum(r.steps for r in replays))
+
+
+def held_out_passages(
+    cache: FeatureCache, count: int, max_new_tokens: int = 128
+) -> Iterator[Passage]:
+    """The first answer of each of the first ``count`` sequences of a cache."""
+    for index in range(min(count, len(cache))):
+        item = cache[index]
+        own = item.supervised.nonzero().squeeze(1)
+        start = int(own[0])
+        rest = (~item.supervised[start:]).nonzero()
+        end = start + (int(rest[0]) if len(rest) else len(item.tokens) - start)
+        end = min(end, start + max_new_tokens)
+        if end - start > 1:
+            yield Passage(item.tokens[:end], item.hidden[:end], start)
+
+
+@torch.inference_mode()
+def written_passages(
+    model,
+    prompts: list[list[int]],
+    taps: tuple[int, ...],
+    max_new_tokens: int,
+    eos: set[int],
+    batch: int = 8,
+) -> Iterator[Passage]:
+    """Let the target answer prompts greedily, and read its states along the answers."""
+    for start in range(0, len(prompts), batch):
+        group = prompts[start : start + batch]
+        longest = max(map(len, group))
+        tokens = torch.zeros(len(group), longest, dtype=torch.int64)
+        mask = torch.zeros_like(tokens)
+        for row, ids in enumerate(group):
+            tokens[row, longest - len(ids) :] = torch.tensor(ids)
+            mask[row, longest - len(ids) :] = 1
+        output = model.generate(
+            input_ids=tokens.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=sorted(eos),
+            pad_token_id=min(eos),
+        )[:, longest:].tolist()
+        for ids, row in zip(group, output, strict=True):
+            stop = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
+            whole = torch.tensor([ids + row[:stop]])
+            nothing = torch.zeros_like(whole, dtype=torch.bool)
+            hidden, _, _ = target_features(model, whole.to(model.device), taps, nothing, 1)
+            if stop > 1:
+                yield Passage(whole[0], hidden[0].cpu(), len(ids))
