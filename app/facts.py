@@ -1,0 +1,74 @@
+"""What ran and how, in words for visitors: models by their public names, machine, settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dart_core.presets import DEMO_TARGET
+
+REFERENCES = ("target", "dart", "eagle3", "ngram")
+
+
+def public_names(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's facts with its models named as visitors may see them."""
+    names = {key: public_name(facts[key]) for key in REFERENCES if facts.get(key)}
+    return {**facts, **names}
+
+
+def facts_of(header: Mapping[str, Any], *, replayed: bool = False) -> list[tuple[str, str]]:
+    """What ran and how, as (name, value) pairs, from a run's header."""
+    facts, settings = header.get("facts", {}), header.get("settings", {})
+    versions = facts.get("versions") or {}
+    engines = header.get("engines", ())
+    pairs = [
+        ("recorded", header.get("created") if replayed else None),
+        ("target", facts.get("target")),
+        ("device", facts.get("device_name") or facts.get("device")),
+        ("dtype", facts.get("dtype")),
+        ("versions", ", ".join(f"{name} {number}" for name, number in versions.items())),
+    ]
+    if "dart" in engines:
+        ngram, weight = settings.get("ngram"), settings.get("ngram_weight")
+        listens = f", n-gram {ngram} × {weight:g}" if ngram not in (None, "off") else ", no n-gram"
+        pairs += [("DART head", facts.get("dart")), ("DART", _tree(settings, ("beam",)) + listens)]
+    if "eagle3" in engines:
+        knobs = ("eagle3_depth", "eagle3_top_k")
+        pairs += [("EAGLE3 head", facts.get("eagle3")), ("EAGLE3", _tree(settings, knobs))]
+    if settings.get("temperature"):
+        names = ("temperature", "top_p", "top_k", "seed")
+        sampling = ", ".join(f"{name.replace('_', '-')} {settings[name]}" for name in names)
+    else:
+        sampling = "greedy"
+    pairs.append(("sampling", sampling))
+    pairs.append(("thinking", "on" if settings.get("thinking") else None))
+    pairs.append(("steps", "at once" if header.get("at_once") else "one engine after the other"))
+    return [(name, str(value)) for name, value in pairs if value]
+
+
+def _tree(settings: Mapping[str, Any], names: Sequence[str]) -> str:
+    shown = {"eagle3_depth": "depth", "eagle3_top_k": "top-k"}
+    knobs = [f"{shown.get(name, name)} {settings.get(name)}" for name in names]
+    if lookup := settings.get("prompt_lookup"):
+        knobs.append(f"prompt lookup {lookup}")
+    return ", ".join([f"tree budget {settings.get('tree_budget')}", *knobs])
+
+
+def public_name(reference: str) -> str:
+    """A model's name for visitors: hub ids as they are, local folders by their last names only."""
+    if reference == DEMO_TARGET:
+        return "SmolLM2-135M-Instruct"
+    path = Path(reference)
+    return "/".join(path.parts[-2:]) if path.is_absolute() or path.exists() else reference
+
+
+def without_folders(line: str) -> str:
+    """A line for visitors: local paths by their last two names only, addresses without the name
+    and password of who may use them.
+    """
+    line = re.sub(r"(?<=://)[^/\s]+@", "", line)
+    return re.sub(
+        r"(?<![\w.:/])/[^\s,;'\"]+", lambda found: "/".join(Path(found[0]).parts[-2:]), line
+    )

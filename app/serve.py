@@ -1,0 +1,132 @@
+"""Put a page on a port: its looks, its own files, its health route."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gradio as gr
+import plotly
+from gradio import http_server
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse
+from starlette.routing import Route
+
+from app.panels import PLOTLY, STYLE_SHEETS
+from app.recording import MAX_BYTES
+from app.waiting import Waiting, taken
+from dart_core.errors import ArenaError
+
+HERE = Path(__file__).parent
+SANS = [
+    "ui-sans-serif",
+    "system-ui",
+    "-apple-system",
+    "Segoe UI",
+    "Roboto",
+    "Liberation Sans",
+    "sans-serif",
+]
+MONO = ["ui-monospace", "SFMono-Regular", "Liberation Mono", "Menlo", "monospace"]
+
+
+def launch(
+    page: gr.Blocks,
+    *,
+    host: str,
+    port: int,
+    share: bool = False,
+    root_path: str = "",
+    waiting: Waiting | None = None,
+) -> tuple[str, str | None]:
+    """Serve the page in background threads; returns its local address and its public one.
+
+    waiting: who holds the port until then. Raises ArenaError if the port is taken.
+    """
+    script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    routes = [
+        Route("/healthz", lambda request: JSONResponse({"status": "ready"})),
+        # A route, not a mount: mounted files are not found behind a proxy that strips a prefix.
+        Route(f"/{PLOTLY}", lambda request: FileResponse(script)),
+    ]
+    try:
+        with _handed_over(waiting):
+            _, local, shared = page.launch(
+                server_name=host,
+                server_port=port,
+                share=share,
+                root_path=root_path or None,
+                app_kwargs={"routes": routes, "exception_handlers": {KeyError: _stopped_twice}},
+                theme=_theme(),
+                css_paths=[HERE / "page.css", *STYLE_SHEETS],
+                max_file_size=MAX_BYTES,
+                footer_links=["settings"],
+                run_history=False,
+                enable_monitoring=False,
+                ssr_mode=False,
+                quiet=True,
+                prevent_thread_lock=True,
+            )
+    except OSError as error:
+        raise ArenaError(taken(host, port)) from error
+    address = f"http://localhost:{port}" if host in ("127.0.0.1", "0.0.0.0") else local.rstrip("/")
+    return address, shared
+
+
+def close(page: gr.Blocks) -> None:
+    """Take a page off its port, at once: an open tab holds its connections as long as it likes."""
+    if page.is_running:
+        logging.getLogger("uvicorn.error").disabled = True  # a traceback for each of those
+        page.server.force_exit = True
+        page.close(verbose=False)
+
+
+@contextmanager
+def _handed_over(waiting: Waiting | None) -> Iterator[None]:
+    """Free the port at the last moment: Gradio builds its whole server before it binds."""
+    start = http_server.start_server
+
+    def take_over(*args, **options):
+        if waiting:
+            waiting.close()
+        return start(*args, **options)
+
+    http_server.start_server = take_over
+    try:
+        yield
+    finally:
+        http_server.start_server = start
+
+
+def _stopped_twice(request: Request, error: KeyError) -> JSONResponse:
+    """Gradio's answer where two clicks on Stop cancel one run at the same time: it is cancelled."""
+    if not request.url.path.endswith("/gradio_api/cancel"):
+        raise error
+    return JSONResponse({"success": True})
+
+
+def _theme() -> gr.Theme:
+    return gr.themes.Base(
+        primary_hue="blue",
+        neutral_hue="slate",
+        font=SANS,
+        font_mono=MONO,
+        radius_size=gr.themes.sizes.radius_lg,
+    ).set(
+        body_background_fill="var(--page)",
+        body_background_fill_dark="var(--page)",
+        block_background_fill="var(--card)",
+        block_background_fill_dark="var(--card)",
+        block_border_color="var(--line)",
+        block_border_color_dark="var(--line)",
+        button_primary_background_fill="#1d4ed8",
+        button_primary_background_fill_hover="#1e40af",
+        button_primary_background_fill_dark="#1d4ed8",
+        button_primary_background_fill_hover_dark="#2456e0",
+        button_primary_text_color="#ffffff",
+        button_primary_text_color_dark="#ffffff",
+        block_info_text_color="var(--quiet)",
+        block_info_text_color_dark="var(--quiet)",
+    )
