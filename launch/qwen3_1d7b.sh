@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Qwen3-1.7B with its published draft heads on http://localhost:30000. The published spelling of qwen3_1.7b.sh.
+# Arguments go to the page and win: bash launch/qwen3_1d7b.sh --ngram full --no-compare-eagle3
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/lib.sh
+
+launch_preset qwen3-1.7b "$@"

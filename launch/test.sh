@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Installs what the tests need and runs every test that needs no GPU. Arguments go to pytest:
+# bash launch/test.sh -m "not slow and not browser"
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/lib.sh
+
+has_chromium() {
+  command -v chromium || command -v chromium-browser || command -v google-chrome
+} >/dev/null
+
+# Chromium by apt, where that may be done without asking; the browser tests skip where there is none.
+ensure_chromium() {
+  local -a root=()
+  has_chromium && return
+  if command -v apt-get >/dev/null; then
+    if ((EUID != 0)); then root=(sudo -n); fi
+    if ((EUID == 0)) || sudo -n true 2>/dev/null; then
+      say "installing Chromium by apt-get (about 100 MB)"
+      "${root[@]}" apt-get update -qq >/dev/null &&
+        "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends \
+          -y chromium >/dev/null || true
+    fi
+  fi
+  has_chromium || say "no Chromium here and none could be installed: the browser tests will be skipped"
+}
+
+find_python
+install_package
+if ! is_done dev; then
+  say "installing the test tools"
+  pip_step pip --upgrade 'pip>=25.1' # the first pip that knows dependency groups
+  pip_step dev --group dev
+fi
+ensure_chromium
+say "running the tests"
+exec "$VENV_PYTHON" -m pytest "$@"
