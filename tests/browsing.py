@@ -1,0 +1,68 @@
+"""A real Chromium for tests of the page, and what a visitor does in it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+
+import pytest
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+if CHROMIUM is None:
+    pytest.skip("no Chromium on this machine", allow_module_level=True)
+
+pytest.importorskip("gradio")
+playwright = pytest.importorskip("playwright.sync_api")
+
+WAIT = 120_000  # ms, on a busy machine
+expect = playwright.expect
+expect.set_options(timeout=WAIT)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+class Tab:
+    """One visitor's tab, and what went wrong in it: script errors and requests to elsewhere."""
+
+    def __init__(self, browser, url: str, ready: str = "body", **context):
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1440, "height": 900}, **context}
+        )
+        self.page = self.context.new_page()
+        self.troubles: list[str] = []
+        self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
+        self.page.on("request", self._request)
+        self._url = url
+        self._ready = ready
+        self.open()
+
+    def open(self, query: str = "") -> None:
+        if query.startswith("#"):
+            self.page.goto("about:blank")  # or the tab would keep its page
+        self.page.goto(self._url + query)
+        self.page.wait_for_selector(self._ready, timeout=WAIT)
+
+    def _request(self, request) -> None:
+        if not request.url.startswith((self._url, "data:", "blob:")):
+            self.troubles.append(f"external request: {request.url}")
+
+    def wait(self, script: str, argument=None) -> None:
+        """Until the JavaScript expression is true."""
+        self.page.wait_for_function(script, arg=argument, timeout=WAIT)
+
+    def locate(self, selector: str):
+        return self.page.locator(selector)

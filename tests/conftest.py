@@ -1,0 +1,57 @@
+"""What may be skipped: GPU tests without a GPU; in CI nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in dart_core/__main__.py; before torch
+# A shell's `&` switches Ctrl-C off for all it starts; programs that tests interrupt would not end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items):
+    needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if needing_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in needing_gpu:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _fail_skip_in_ci(report):
+    if os.environ.get("CI") == "true" and report.outcome == "skipped":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"CI=true allows no skip but for want of a GPU. {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if item.get_closest_marker("gpu") or hasattr(report, "wasxfail"):
+        return report
+    return _fail_skip_in_ci(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    return _fail_skip_in_ci((yield))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real Chromium; only tests that import ``browsing``, which skips without one, ask for it."""
+    from browsing import CHROMIUM, playwright
+
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield chromium
+        chromium.close()

@@ -1,0 +1,120 @@
+"""What users are told of what makes it slow, once: the published guide's table of troubles.
+
+Its other rows: running out of memory is in test_room, heads that are missing or mismatched in
+test_trio and test_hub.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from dart_core import _native
+from dart_core.advice import short_answers
+from dart_core.cli import main
+from dart_core.engine import Engine, GenerationSettings
+from dart_core.errors import ArenaError
+from dart_core.templates import TEMPLATE_REGISTRY
+
+GOLDEN = Path(__file__).parent / "golden" / "dart"
+MODELS = {"target": GOLDEN / "checkpoint" / "target", "dart": GOLDEN / "checkpoint" / "dart"}
+SHORT = GenerationSettings(max_new_tokens=24)
+FLAGS = ["--base-model-name-or-path", str(MODELS["target"]), "--dtype", "float32"]
+FLAGS += ["--dart-model-name-or-path", str(MODELS["dart"]), "--device", "cpu"]
+
+
+@pytest.fixture
+def ngrams(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DART_ARENA_CACHE", str(tmp_path / "cache"))
+    shutil.copy(GOLDEN / "trie" / "a_order3.trie", tmp_path / "full.trie")
+    shutil.copy(GOLDEN / "trie" / "g_reduce4_order3.trie", tmp_path / "small.trie")
+    return tmp_path
+
+
+def load(**options) -> tuple[Engine, list[str]]:
+    said: list[str] = []
+    options = {**MODELS, "dtype": torch.float32, "device": "cpu", **options}
+    return Engine.load(**options, progress=said.append), said
+
+
+def test_without_the_extension_the_slow_search_says_how_to_build_it(monkeypatch):
+    monkeypatch.setattr(_native, "_core", None)
+    monkeypatch.setattr(_native, "_failure", "no such module", raising=False)
+    _native._warn_once.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"fifty times slower.*pip install -e \."):
+        engine, said = load()
+    [notice] = [line for line in engine.facts["notices"] if "slow tree construction" in line]
+    assert "C++20 compiler" in notice and "pip install -e ." in notice
+    assert notice in said
+    monkeypatch.undo()
+    assert not [line for line in load()[1] if "slow tree construction" in line]
+
+
+def test_the_small_ngrams_lower_acceptance_is_said_once(ngrams):
+    engine, said = load(ngram=ngrams, small_ngram=True)
+    notices = [line for line in said if "the small n-gram is in use" in line]
+    assert notices == engine.facts["notices"]
+    assert "acceptance (τ) is lower" in notices[0] and "--ngram full" in notices[0]
+    for _ in range(2):
+        engine.generate([5, 9, 23], "dart", SHORT)
+    assert sum("small n-gram" in line for line in said) == 1  # runs added none
+    assert load(ngram=ngrams)[0].facts["notices"] == []
+    [without] = load()[0].facts["notices"]
+    assert "no n-gram" in without
+
+
+def test_answers_too_short_for_a_speedup_are_said(capsys):
+    def told(tokens: int, *flags: str) -> bool:
+        command = ["generate", "--prompt-ids", "5,9,23", "--max-new-tokens", str(tokens)]
+        assert main([*command, "--ignore-eos", *FLAGS, *flags]) == 0
+        return "answers under about 20 show no speedup" in capsys.readouterr().err
+
+    assert told(19)
+    assert not told(20)
+    assert not told(19, "--engine", "ar")
+
+
+@pytest.mark.parametrize(("lengths", "said"), [([], False), ([3, 19], True), ([3, 20], False)])
+def test_one_long_answer_is_enough(lengths, said):
+    notice = short_answers({"new_tokens": length} for length in lengths)
+    assert bool(notice) == said
+    if said:
+        assert notice.startswith("19 new tokens at most")
+        assert "128 tokens or more" in notice
+
+
+def test_a_wrong_template_lists_the_known_ones(capsys):
+    says = r"unknown template 'vicuna'; known templates: qwen, chatml \(all Qwen3 take qwen\)"
+    with pytest.raises(ArenaError, match=says):
+        TEMPLATE_REGISTRY.get("vicuna")
+    assert main(["generate", "--prompt", "x", *FLAGS, "--template-name", "vicuna"]) == 1
+    assert "known templates: qwen, chatml" in capsys.readouterr().err
+
+
+def test_leftovers_of_interrupted_work_block_no_start(ngrams, tmp_path, monkeypatch):
+    """D21: an empty lock file, half-written files and a build cache that nobody holds any more."""
+    [converted] = _converted(ngrams)
+    expected = load(ngram=ngrams)[0].generate([5, 9, 23], "dart", SHORT).output_ids
+    whole = converted.read_bytes()
+    converted.unlink()
+    parts = converted.with_name(converted.name + ".parts")
+    parts.mkdir()
+    (parts / "lock").touch()
+    (parts / "journal").write_bytes(b"half")
+    (converted.parent / f"{converted.name}.lock").touch()
+    extensions = tmp_path / "extensions" / "dart_core"
+    extensions.mkdir(parents=True)
+    (extensions / "lock").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    engine, _ = load(ngram=ngrams)
+    assert engine.generate([5, 9, 23], "dart", SHORT).output_ids == expected
+    assert converted.read_bytes() == whole
+    assert not parts.exists()
+
+
+def _converted(ngrams: Path) -> list[Path]:
+    load(ngram=ngrams)
+    return list((ngrams / "cache" / "ngram").glob("*.ngram"))

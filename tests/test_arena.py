@@ -1,0 +1,261 @@
+"""What lies behind the page: conversations, verdicts, replays, and what is told of a run."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+from scripted import ScriptedEngine, ScriptedTokenizer, steps_of
+
+from app.arena import Arena, Ask, Order
+from app.controls import checked, controls
+from app.facts import facts_of, without_folders
+from app.race import Judged, Moved
+from app.recording import Recording
+from dart_core.check import Verdict
+
+WORDS = [" the", " sky", " is", " blue", " because", " light", " scatters", "."]
+TEXT = "The sky is blue because light scatters. The light is blue because the sky is."
+
+
+class Told:
+    """An arena over scripted engines, and shorthands for what its visitors do."""
+
+    def __init__(self, **scripts):
+        self.engine = ScriptedEngine(scripts, ScriptedTokenizer(WORDS))
+        self.arena = Arena(self.engine, max_length=1024)
+        table = controls(self.arena.engines, max_length=1024)
+        self.settings = checked(table, {c.name: c.default for c in table})
+
+    def run(self, prompt: str, turns=(), session="visitor", **settings):
+        visit = self.arena.begin(session, Ask(prompt, {**self.settings, **settings}, turns))
+        for _ in visit.paced(0.0):
+            pass
+        return visit
+
+
+@pytest.fixture
+def told():
+    made = []
+
+    def build(**scripts) -> Told:
+        made.append(Told(**scripts))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.arena.close()
+
+
+def ids_of(text: str) -> list[int]:
+    return ScriptedTokenizer(WORDS).encode(text)
+
+
+def script(text: str = TEXT, sizes=(3,), **options):
+    return steps_of(ids_of(text), sizes, **options)
+
+
+def test_a_follow_up_gives_every_engine_the_first_panels_conversation(told):
+    page = told(dart=script(), eagle3=script(sizes=[2]))
+    first = page.run("Why is it blue?")
+    assert first.conversation == (("Why is it blue?", TEXT),)
+    second = page.run("And at night?", first.conversation)
+    assert second.conversation == (("Why is it blue?", TEXT), ("And at night?", TEXT))
+    assert page.engine.asked[-1] == [
+        {"role": "user", "content": "Why is it blue?"},
+        {"role": "assistant", "content": TEXT},
+        {"role": "user", "content": "And at night?"},
+    ]
+    panel = second.view.panel("eagle3")
+    assert panel["turns"] == [["Why is it blue?", TEXT]]
+    assert panel["prompt"] == "And at night?"
+
+
+def test_a_session_shows_its_newest_run_alone(told):
+    page = told(dart=script(TEXT * 40), eagle3=script())
+    run = page.run("Why?")
+    recording = page.arena.recording(run.view.run)
+    replay = page.arena.begin_replay("visitor", recording, speed=1e-3)
+    other = page.arena.begin_replay("somebody else", recording, speed=1e-3)
+    assert run.left
+    page.run("And now?")
+    assert replay.left
+    for _ in replay.paced(0.0):
+        pass
+    assert replay.view.panel("dart")["state"] == "stopped"
+    assert not other.left
+    other.stop()
+
+
+def test_a_run_without_a_text_adds_no_turn(told):
+    page = told(dart=[RuntimeError("no")], eagle3=[RuntimeError("no")])
+    earlier = (("a", "b"),)
+    assert page.run("Why?", earlier).conversation == earlier
+
+
+def test_a_failed_first_panel_leaves_the_second_ones_answer(told):
+    page = told(dart=[*script()[:2], RuntimeError("no")], eagle3=script())
+    assert page.run("Why?").conversation == (("Why?", TEXT),)
+
+
+def parting():
+    other = TEXT.replace("scatters. The", "scatters. the")
+    return script(), script(other, sizes=[2])
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [("tie", "a rounding tie"), ("DIFFERENT", "that is a bug, not rounding")]
+)
+def test_where_texts_part_the_target_is_asked_why(told, status, said):
+    mine, other = parting()
+    page = told(dart=mine, eagle3=other)
+    page.engine.verdict = Verdict(status, 9, 1, 2, gap=0.001, difference=0.004, bound=0.1)
+    view = page.run("Why?").view
+    judged = [event for event in view.events if isinstance(event, Judged)]
+    (place,) = view.divergences.values()
+    assert [(j.engine, j.other, j.place, j.status) for j in judged] == [
+        ("eagle3", "dart", place, status)
+    ]
+    for engine in ("dart", "eagle3"):
+        assert said in view.panel(engine)["note"]
+        assert "0.001 apart" in view.panel(engine)["note"]
+    assert not view.status()["running"]
+
+
+def test_equal_texts_are_not_judged(told):
+    page = told(dart=script(), eagle3=script(sizes=[2]), ar=script(sizes=[1]))
+    page.engine.verdict = RuntimeError("nobody may ask")
+    view = page.run("Why?", third="ar").view
+    assert not view.divergences
+    assert all(not isinstance(event, Judged) for event in view.events)
+
+
+def test_a_verdict_that_fails_leaves_the_run_whole(told):
+    mine, other = parting()
+    page = told(dart=mine, eagle3=other)
+    page.engine.verdict = RuntimeError("out of memory")
+    visit = page.run("Why?")
+    assert visit.failed is None
+    assert visit.view.panel("dart")["state"] == "done"
+    assert "before the target was asked why" in visit.view.panel("dart")["note"]
+
+
+def test_a_stopped_run_is_not_judged(told):
+    mine, other = parting()
+    page = told(dart=mine, eagle3=other)
+    page.engine.verdict = RuntimeError("nobody may ask")
+    settings = page.arena._generation(page.settings)
+    order = Order([1], settings, ["dart", "eagle3"], at_once=True, max_seconds=9)
+    stop = threading.Event()
+    events = []
+    for event in page.arena.run(order, stop):
+        events.append(event)
+        if len(events) == 12:
+            stop.set()
+    assert not [event for event in events if isinstance(event, Judged)]
+
+
+def test_a_sampled_run_draws_a_seed_and_tells_it(told):
+    page = told(dart=script(), eagle3=script())
+    visit = page.run("Why?", temperature=0.8)
+    seed = visit.header["settings"]["seed"]
+    assert isinstance(seed, int)
+    assert f"seed {seed}" in visit.view.sentence()
+    assert ("sampling", f"temperature 0.8, top-p 1.0, top-k 0, seed {seed}") in facts_of(
+        visit.header
+    )
+    assert page.run("Why?").header["settings"]["seed"] is None
+
+
+def test_a_run_tells_what_ran_and_how(told):
+    page = told(dart=script(), eagle3=script())
+    facts = dict(page.run("Why?", tree_budget=16).view.totals()["facts"])
+    assert facts["target"] == "scripted"
+    assert facts["dtype"] == "float32"
+    assert facts["DART"] == "tree budget 16, beam 20, no n-gram"
+    assert facts["EAGLE3"] == "tree budget 16, depth 7, top-k 10"
+    assert facts["sampling"] == "greedy"
+
+
+def test_totals_are_the_metrics_of_the_steps(told):
+    page = told(
+        dart=script(seconds=0.5), eagle3=script(sizes=[1], seconds=0.25), ar=script(sizes=[1])
+    )
+    totals = page.run("Why?", third="ar").view.totals()
+    assert [column["engine"] for column in totals["columns"]] == ["dart", "eagle3", "ar"]
+    rows = {row["label"]: row for row in totals["rows"]}
+    assert rows["verify steps"]["cells"][0] == str(len(script()) - 1)
+    assert rows["τ, tokens / step"]["cells"][2] == "1.00"
+    assert rows["× plain decoding"]["cells"][1:] == ["0.04×", "–"]
+    assert rows["× plain decoding"]["worse"] == [True, True, False]
+    assert rows["drafted"]["cells"][2] == "–"
+    assert all(row["definition"].endswith(".") for row in totals["rows"])
+
+
+def test_a_replay_shows_the_run_again_without_an_engine(told, tmp_path):
+    mine, other = parting()
+    page = told(dart=mine, eagle3=other)
+    page.engine.verdict = Verdict("tie", 9, 1, 2, gap=0.001, difference=0.004, bound=0.1)
+    live = page.run("Why?", (("a", "b"),))
+    page.arena.recording(live.view.run).save(tmp_path / "run.json")
+    arena = Arena()
+    assert arena.engines == arena.ngrams == ()
+    visit = arena.begin_replay("visitor", Recording.load(tmp_path / "run.json"), math.inf)
+    for _ in visit.paced(0.0):
+        pass
+    for engine in ("dart", "eagle3"):
+        assert visit.view.panel(engine) == {**live.view.panel(engine), "run": visit.view.run}
+        for index in range(len(mine)):
+            assert visit.view.tree(engine, index) == live.view.tree(engine, index)
+    assert visit.view.charts()["lanes"] == live.view.charts()["lanes"]
+    assert visit.view.totals()["rows"] == live.view.totals()["rows"]
+    assert "recorded" in dict(visit.view.totals()["facts"])
+    assert visit.view.sentence().startswith("Replayed")
+    again = arena.recording(visit.view.run)  # a replay can be downloaded as well
+    assert again.header == live.header
+    assert len(again.events) == len(live.view.events)
+    arena.close()
+
+
+def test_stop_ends_a_replay_at_once(told):
+    page = told(dart=script(seconds=1000.0), eagle3=script(seconds=1000.0))
+    recording = page.arena.recording(page.run("Why?").view.run)
+    visit = page.arena.begin_replay("visitor", recording, 1.0)
+    visit.stop()
+    visit.settle()
+    assert visit.done
+    assert {lane.state for lane in visit.view.lanes.values()} == {"stopped"}
+
+
+def test_moves_carry_the_clock_of_their_engine(told):
+    page = told(dart=script(seconds=0.5), eagle3=script(seconds=0.25))
+    events = page.run("Why?").view.events
+    for engine in ("dart", "eagle3"):
+        clocks = [e.clock for e in events if isinstance(e, Moved) and e.engine == engine]
+        assert clocks == sorted(clocks) and clocks[0] > 0
+
+
+def test_a_recording_names_no_folder_of_the_server(told, tmp_path):
+    page = told(dart=script(), eagle3=script())
+    head = tmp_path / "secret" / "heads" / "dart"
+    page.engine.facts |= {"dart": str(head), "target": "Qwen/Qwen3-4B"}
+    visit = page.run("Why?")
+    recording = page.arena.recording(visit.view.run)
+    path = tmp_path / "run.json"
+    recording.save(path)
+    assert "secret" not in path.read_text()
+    assert recording.header["facts"]["dart"] == "heads/dart"
+    assert recording.header["facts"]["target"] == "Qwen/Qwen3-4B"
+    assert len(Recording.load(path).events) == len(visit.view.events)
+    assert page.arena.recording("another") is None
+
+
+def test_lines_for_visitors_name_no_folder():
+    told = "dart head /srv/secret/heads/dart in 0.2 s, https://x.org/a/b, cached in /home/me/x"
+    assert (
+        without_folders(told) == "dart head heads/dart in 0.2 s, https://x.org/a/b, cached in me/x"
+    )
+    told = "Cannot reach http://me:s3cret@hub.example:80/api: offline"
+    assert without_folders(told) == "Cannot reach http://hub.example:80/api: offline"
+    assert without_folders("12 tokens/s and 3/4") == "12 tokens/s and 3/4"

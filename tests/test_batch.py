@@ -1,0 +1,393 @@
+"""A JSONL file of prompts into one of answers: in order, through crashes, by several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from trio import BASE, DART, EAGLE3, NGRAM, make_trio
+
+from dart_core import batch, cli_batch
+from dart_core.batch import Batch, Share, line_settings, read_records
+from dart_core.cli import main
+from dart_core.engine import Engine, GenerationSettings
+from dart_core.errors import ArenaError
+from dart_core.memory import OutOfMemory
+from dart_core.sampling import SamplingParams
+
+ROOT = Path(__file__).resolve().parent.parent
+LINES = [
+    {"id": "a", "prompt": "Hello", "temperature": 0.7, "max_tokens": 12},
+    {"prompt": "Good day", "category": "nobody asks"},
+    {"messages": [{"role": "user", "content": "Hi"}], "temperature": 1, "seed": 5, "top_k": 40},
+    {"turns": ["one", "two"], "max_tokens": 6},
+    {"prompt": "stop", "stop": "zzz", "max_tokens": None},
+    {"id": 7, "prompt": "half \ud83d"},
+]
+TIMES = ("tokens_per_second", "decode_seconds", "total_seconds")
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory) -> list[str]:
+    root = make_trio(tmp_path_factory.mktemp("trio"))
+    names = {"base": BASE, "dart": DART, "eagle3": EAGLE3, "ngram": NGRAM}
+    models = [f"--{name}-model-name-or-path={root / path}" for name, path in names.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DART_ARENA_CACHE", str(root / "cache"))
+        yield [*models, "--dtype=float32", "--device=cpu", "--max-new-tokens=16", "--seed=3"]
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return written(tmp_path / "in.jsonl", LINES)
+
+
+def written(path: Path, lines: list) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def run(source: Path, output: Path, flags: list[str], *more: str) -> int:
+    return main(["batch", str(source), str(output), *flags, *more])
+
+
+def records(path: Path) -> list[dict]:
+    """What is the same in every run of one batch."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: value for name, value in r.items() if name not in TIMES} for r in found]
+
+
+@pytest.fixture(scope="module")
+def expected(flags, tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("expected")
+    assert run(written(folder / "in.jsonl", LINES), folder / "out.jsonl", flags) == 0
+    return records(folder / "out.jsonl")
+
+
+# One process --------------------------------------------------------------------------------------
+
+
+def test_every_line_has_its_answer_or_error_in_order(expected):
+    assert [record["line"] for record in expected] == [1, 2, 3, 4, 5, 6]
+    first, second, third, turns, _, half = expected
+    assert (first["id"], first["prompt"], first["seed"]) == ("a", "Hello", 3 + 1)
+    assert first["new_tokens"] == 12 and second["new_tokens"] == 16
+    assert second["seed"] is None and "category" not in second
+    assert third["messages"] == LINES[2]["messages"] and third["seed"] == 5
+    assert turns["turns"] == ["one", "two"] and len(turns["responses"]) == 2
+    assert turns["new_tokens"] == 12 and "response" not in turns
+    assert half["id"] == 7 and "holds half a character" in half["error"]
+    assert "response" not in half
+    for record in (first, second, third):
+        assert record["engine"] == "dart" and record["finish_reason"] == "length"
+        assert record["tau"] == (record["new_tokens"] - 1) / record["verify_steps"]
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle3"])
+def test_every_engine_answers_alike(name, flags, source, tmp_path, expected):
+    assert run(source, tmp_path / "out.jsonl", flags, "--engine", name) == 0
+    for record, other in zip(records(tmp_path / "out.jsonl"), expected, strict=True):
+        for field in ("line", "response", "responses", "seed", "new_tokens", "error"):
+            assert record.get(field) == other.get(field)
+
+
+def test_answers_are_the_engines(flags, expected):
+    paths = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+    engine = Engine.load(target=paths["base-model-name-or-path"], dtype=torch.float32, device="cpu")
+    ids = engine.chat_ids([{"role": "user", "content": "Hello"}])
+    sampling = SamplingParams(0.7, seed=4)
+    run = engine.generate(ids, "ar", GenerationSettings(max_new_tokens=12, sampling=sampling))
+    assert expected[0]["response"] == run.text
+    assert expected[0]["prompt_tokens"] == len(ids)
+
+
+def test_bad_lines_do_not_stop_the_rest(flags, tmp_path, capsys):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bad = [
+        ("{", "not JSON"),
+        ("[1]", "expected a JSON object"),
+        ({"text": "x"}, "expected exactly one of turns, prompt and messages"),
+        ({"prompt": "x", "temperature": -1}, "temperature -1 is outside"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature must be a number; got 'hot'"),
+        ({"prompt": "x", "max_tokens": 0}, "max new tokens 0 is below 1"),
+        ({"prompt": "x", "seed": -1}, "seed -1 is outside"),
+        ({"prompt": "x", "stop": [""]}, "a stop string is a text of at least one character"),
+        ({"prompt": "long " * 900}, "max length is 2048"),
+        ('{"prompt": "x", "id": NaN}', "a number that JSON does not know"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "message 1 has role 'bot'"),
+    ]
+    lines = [line if isinstance(line, str) else json.dumps(line) for line, _ in bad]
+    latin1 = '{"prompt": "né"}'.encode("latin-1")
+    data = b"\xef\xbb\xbf" + "\n\n".join(lines).encode() + b"\n" + latin1 + b'\n{"prompt": "x"}'
+    source.write_bytes(data)
+    assert run(source, output, flags) == 0
+    found = records(output)
+    assert len(found) == len(bad) + 2
+    for record, number, (_, says) in zip(found, range(1, 99, 2), bad, strict=False):
+        assert record["line"] == number  # blank lines count, and have no answer
+        assert says in record["error"]
+    assert "not UTF-8" in found[-2]["error"] and found[-1]["new_tokens"] == 16
+    summary = capsys.readouterr().err.splitlines()[-1]
+    assert f"{len(bad) + 2} lines: 1 answered, {len(bad) + 1} failed; 16 new tokens" in summary
+
+
+def test_what_is_there_is_neither_lost_nor_repeated(flags, source, tmp_path, expected, capsys):
+    """Cut anywhere, also within a line; and once it is whole, nothing is loaded any more."""
+    output = tmp_path / "out.jsonl"
+    run(source, output, flags)
+    whole = output.read_bytes()
+    second = len(whole.splitlines(keepends=True)[0])
+    for cut in (0, 1, 12, second - 1, second, second + 40, len(whole) - 1):
+        output.write_bytes(whole[:cut])
+        assert run(source, output, flags) == 0
+        assert records(output) == expected
+        assert (
+            output.read_bytes()[: whole[:cut].rfind(b"\n") + 1]
+            == (whole[: whole[:cut].rfind(b"\n") + 1])
+        )
+    capsys.readouterr()
+    assert run(source, output, ["--base-model-name-or-path", "/no/model"]) == 0
+    error = capsys.readouterr().err
+    assert "6 lines are answered already; 0 are left" in error
+    assert "6 lines: 5 answered, 1 failed" in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_killed_and_started_again(flags, tmp_path):
+    lines = [{"prompt": f"Number {n}", "temperature": 0.5} for n in range(8)]
+    source, output = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dart_core", "batch", str(source), str(output), *flags],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not (output.exists() and output.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = output.read_bytes()
+    kept = kept[: kept.rfind(b"\n") + 1]
+    assert run(source, output, flags) == 0
+    assert output.read_bytes().startswith(kept)
+    assert [record["line"] for record in records(output)] == list(range(1, 9))
+    assert run(source, tmp_path / "fresh.jsonl", flags) == 0
+    assert records(output) == records(tmp_path / "fresh.jsonl")
+
+
+def test_interrupted_it_says_how_to_go_on(flags, source, tmp_path, capsys, monkeypatch):
+    answer, asked = cli_batch.answer_line, []
+
+    def interrupted(line, **options):
+        asked.append(line)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return answer(line, **options)
+
+    monkeypatch.setattr(cli_batch, "answer_line", interrupted)
+    output = tmp_path / "out.jsonl"
+    assert run(source, output, flags) == 130
+    assert len(records(output)) == 2
+    assert f"{output} is not complete: the same command goes on" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_failures_of_the_machine(flags, source, tmp_path, monkeypatch, capsys, expected):
+    """One is that line's error, and can be tried again; several in a row end the batch."""
+    generate, output, failing = Engine.stream, tmp_path / "out.jsonl", [2]
+    calls = []
+
+    def stream(self, *args):
+        calls.append(args)
+        if len(calls) in failing:
+            raise failing_with
+        return generate(self, *args)
+
+    monkeypatch.setattr(Engine, "stream", stream)
+    failing_with = OutOfMemory("out of memory while generating: 1 GiB more were asked for")
+    assert run(source, output, flags) == 0
+    assert records(output)[1] == {
+        "line": 2,
+        "error": "out of memory: lower max_tokens, --max-length or --tree-budget",
+    }
+    calls.clear()
+    failing.clear()
+    assert run(source, output, flags, "--retry-errors") == 0
+    assert records(output) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    failing_with, failing = RuntimeError("device-side assert\ntriggered"), range(2, 9)
+    calls.clear()
+    assert run(source, tmp_path / "new.jsonl", flags) == 1
+    assert [record["line"] for record in records(tmp_path / "new.jsonl")] == [1, 2, 3]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "error: 3 lines in a row failed, the last with RuntimeError: device-side assert"
+    )
+
+
+def test_the_first_lines_alone_and_then_the_rest(flags, source, tmp_path, expected):
+    output = tmp_path / "out.jsonl"
+    assert run(source, output, flags, "--limit", "2") == 0
+    assert records(output) == expected[:2]
+    assert run(source, output, flags, "--limit", "1") == 0
+    assert run(source, output, flags) == 0
+    assert records(output) == expected
+
+
+def test_texts_as_they_stand_and_system_prompts(flags, tmp_path):
+    source = written(tmp_path / "in.jsonl", [{"prompt": "Hello"}, {"turns": ["a", "b"]}])
+    assert run(source, tmp_path / "raw.jsonl", flags, "--raw") == 0
+    plain, turns = records(tmp_path / "raw.jsonl")
+    assert plain["prompt_tokens"] == len("Hello")
+    assert "a conversation needs the chat template" in turns["error"]
+    assert run(source, tmp_path / "system.jsonl", flags, "--system-prompt", "Be brief.") == 0
+    assert records(tmp_path / "system.jsonl")[0]["prompt_tokens"] > plain["prompt_tokens"] + 9
+
+
+# Several processes --------------------------------------------------------------------------------
+
+
+def test_two_processes_share_the_lines(flags, source, tmp_path, expected):
+    output = tmp_path / "out.jsonl"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    command += ["--num_processes", "2", "--main_process_port", port, "--mixed_precision", "no"]
+    subprocess.run(
+        [*command, "-m", "dart_core", "batch", str(source), str(output), *flags],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    assert records(output) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_whoever_finishes_last_puts_the_parts_together(
+    flags, source, tmp_path, expected, monkeypatch, capsys
+):
+    """Also where one was killed within a line, and the next run has other processes."""
+    output = tmp_path / "out.jsonl"
+
+    def process(index: int, count: int) -> int:
+        monkeypatch.setenv("RANK", str(index))
+        monkeypatch.setenv("WORLD_SIZE", str(count))
+        return run(source, output, flags)
+
+    assert process(1, 2) == 0
+    assert not output.exists()
+    part = tmp_path / "out.jsonl.part-0001"
+    assert [record["line"] for record in records(part)] == [2, 4, 6]
+    part.write_bytes(part.read_bytes()[:-20])
+    assert process(2, 3) == 0
+    assert process(0, 3) == 0
+    assert "out.jsonl: " not in capsys.readouterr().err
+    assert process(1, 3) == 0
+    assert "out.jsonl: 6 lines: 5 answered, 1 failed" in capsys.readouterr().err
+    assert records(output) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert process(1, 2) == 0  # nothing is left to do
+    assert records(output) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "share"),
+    [
+        ({}, Share(0, 1, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, Share(3, 4, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Share(1, 2, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Share(1, 2, 1)),
+    ],
+)
+def test_who_a_process_is(environment, share):
+    assert Share.of_environment(environment) == share
+
+
+def test_every_process_takes_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert cli_batch._own_gpu(Share(5, 8, local=1)) == "cuda:1"
+    with pytest.raises(ArenaError, match="process 3 of this machine finds 2 GPUs"):
+        cli_batch._own_gpu(Share(2, 8, local=2))
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+def test_one_process_at_a_time(source, tmp_path):
+    first = Batch(source, tmp_path / "out.jsonl")
+    with pytest.raises(ArenaError, match="another process is writing"):
+        Batch(source, tmp_path / "out.jsonl")
+    assert first.finish() is None
+    Batch(source, tmp_path / "out.jsonl").finish()
+
+
+@pytest.mark.parametrize("foreign", [b"notes", b"notes\n", b'{"a": 1}\n', b"[1]\n", b'{"line'])
+def test_a_file_of_someone_elses_is_left_alone(foreign, source, tmp_path):
+    output = tmp_path / "out.jsonl"
+    output.write_bytes(foreign)
+    if b'{"line": '.startswith(foreign):  # the beginning of a record
+        assert list(read_records(output)) == []
+        return
+    with pytest.raises(ArenaError, match="line 1, is nothing that batch has written"):
+        Batch(source, output)
+    assert output.read_bytes() == foreign
+
+
+def test_answers_to_other_prompts_are_not_continued(source, tmp_path):
+    output = tmp_path / "out.jsonl"
+    for record in ({"line": 1, "id": "a", "prompt": "Bye"}, {"line": 9, "error": "x"}):
+        written(output, [record])
+        with pytest.raises(ArenaError, match=rf"answer to line {record['line']} of another input"):
+            Batch(source, output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["/no/such.jsonl", "{}/out.jsonl"], "input /no/such.jsonl: No such file"),
+        (["{}/empty.jsonl", "{}/out.jsonl"], "empty.jsonl is empty; expected one JSON object"),
+        (["{}/in.jsonl", "{}/in.jsonl"], "is the input itself"),
+        (["{}/in.jsonl", "-"], "batch writes a file"),
+        (["{}/in.jsonl", "/no/such/out.jsonl"], "OUTPUT /no/such/out.jsonl: no folder /no/such"),
+        (["{}/in.jsonl", "{}"], "this is a folder"),
+        (["{}/in.jsonl", "{}/out.jsonl", "--temperature=-1"], "temperature -1.0 is outside"),
+        (["{}/in.jsonl", "{}/out.jsonl", "--limit=0"], "--limit 0: expected 1 or more"),
+        (["{}/in.jsonl", "{}/out.jsonl", "--preset=qwen3-9b"], "known presets: demo"),
+    ],
+)
+def test_what_can_be_mended_is_one_line(arguments, says, source, tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    given = [argument.replace("{}", str(tmp_path)) for argument in arguments]
+    models = [] if any("preset" in argument for argument in given) else ["--preset=demo"]
+    assert main(["batch", *given, *models]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says in error and error.count("\n") == 1
+
+
+def test_a_lines_own_settings_win():
+    settings = GenerationSettings(stop=("a",), sampling=SamplingParams(0.3, 7, 0.5))
+    plain = line_settings({"temperature": None}, settings, seed=9)
+    assert plain.sampling == SamplingParams(0.3, 7, 0.5, seed=9) and plain.stop == ("a",)
+    given = {"temperature": 1, "top_p": 0.9, "top_k": 3, "seed": 1, "max_tokens": 4, "stop": "b"}
+    own = line_settings(given, settings, seed=9)
+    assert own.sampling == SamplingParams(1, 3, 0.9, seed=1)
+    assert (own.max_new_tokens, own.stop) == (4, ("b",))
+    assert line_settings({"temperature": 0}, settings, seed=9).sampling.seed is None
+
+
+def test_totals_of_nothing():
+    assert str(batch.Totals()) == "0 lines: 0 answered, 0 failed"

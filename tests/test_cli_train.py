@@ -1,0 +1,55 @@
+"""``python -m dart_core train``: what it refuses before a model is loaded or data is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from dart_core.cli import main
+from dart_core.training import commands, setup
+
+DATA = ("--data", "nothing.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def no_models(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("this should have been refused before")
+
+    for module in (commands, setup):
+        monkeypatch.setattr(module, "resolve", refuse)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (("dart", *DATA, "--steps", "0"), 1, "--steps 0: expected 1 or more"),
+        (("eagle3", *DATA, "--learning-rate", "nan"), 1, "--learning-rate nan: expected 0 or more"),
+        (("dart", *DATA, "--device", "gpu"), 1, "device gpu is not supported"),
+        (("dart", *DATA, "--threads", "-1"), 1, "--threads -1: expected 1 or more"),
+        (("dart", *DATA, "--rows", "two"), 2, "invalid int value: 'two'"),
+        (("ngram", *DATA, "--holdout", "-1"), 1, "--holdout -1: expected 0 or more"),
+        (("data", "--conversations", "0"), 1, "--conversations 0: expected 1 or more"),
+        (("data", "--max-new-tokens", "0"), 1, "--max-new-tokens 0: expected 1 or more"),
+    ],
+)
+def test_wrong_values(flags, code, says, tmp_path, capsys):
+    assert main(["train", *flags, "--output", str(tmp_path / "x")]) == code
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("step", ["dart", "ngram", "data"])
+def test_an_output_below_a_file(step, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    data = () if step == "data" else DATA
+    assert main(["train", step, *data, "--output", str(tmp_path / "file" / "x")]) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_figures_that_could_not_be_written(tmp_path, capsys):
+    flags = ["--dart-model-name-or-path", "x", "--json", str(tmp_path / "none" / "x.json")]
+    assert main(["train", "eval", *DATA, *flags]) == 1
+    assert "no folder" in capsys.readouterr().err

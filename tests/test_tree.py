@@ -1,0 +1,37 @@
+"""The draft tree: what is derived from tokens and parents, against walking every node's path."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dart_core.tree import DraftTree
+
+
+def random_tree(nodes: int, seed: int) -> DraftTree:
+    rng = np.random.default_rng(seed)
+    parents = [-1, *(int(rng.integers(0, node)) for node in range(1, nodes + 1))]
+    return DraftTree.of(np.arange(nodes + 1), parents)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 6, 7, 8, 60, 61, 300])
+def test_depths_and_mask_are_those_of_the_paths(nodes):
+    chain = DraftTree.of(np.arange(nodes + 1), np.arange(-1, nodes))
+    star = DraftTree.of(np.arange(nodes + 1), [-1, *[0] * nodes])
+    for tree in (chain, star, random_tree(nodes, 1), random_tree(nodes, 2)):
+        depths, mask = tree.depths(), tree.ancestor_mask()
+        assert (depths.dtype, mask.dtype) == (np.int32, bool)
+        assert mask.shape == (nodes + 1, nodes + 1)
+        for node in range(nodes + 1):
+            path = tree.path(node)
+            assert depths[node] == len(path) - 1
+            assert np.flatnonzero(mask[node]).tolist() == path
+
+
+@pytest.mark.parametrize(
+    ("count", "parents"),
+    [(0, []), (1, [0]), (2, [-1, 1]), (2, [-1, -1]), (4, [-1, 0, 3, 0]), (4, [-1, 0, 0])],
+)
+def test_a_malformed_tree_is_refused(count, parents):
+    with pytest.raises(ValueError, match="draft tree"):
+        DraftTree.of(range(count), parents)
