@@ -46,6 +46,9 @@ class Tab:
         self.troubles: list[str] = []
         self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
         self.page.on("request", self._request)
+        self._streams: set = set()  # open answers of the server to events of the page
+        for over in ("requestfinished", "requestfailed"):
+            self.page.on(over, lambda request: self._streams.discard(request))
         self._url = url
         self._ready = ready
         self.open()
@@ -56,7 +59,18 @@ class Tab:
         self.page.goto(self._url + query)
         self.page.wait_for_selector(self._ready, timeout=WAIT)
 
+    def settle(self) -> None:
+        """Until no event is under way. A run's last value comes before its end, and Gradio drops a
+        click on Run (``trigger_mode="once"``) in between.
+        """
+        deadline = time.monotonic() + WAIT / 1000
+        while self._streams:
+            assert time.monotonic() < deadline, "an event of the page does not end"
+            self.page.wait_for_timeout(10)  # ms
+
     def _request(self, request) -> None:
+        if "/queue/data" in request.url:
+            self._streams.add(request)
         if not request.url.startswith((self._url, "data:", "blob:")):
             self.troubles.append(f"external request: {request.url}")
 

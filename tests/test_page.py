@@ -147,6 +147,7 @@ class Visitor(Tab):
         return self.page.locator(f".lane[data-engine={engine}] {inside}".strip())
 
     def run(self, prompt: str, button: str = "#run") -> None:
+        self.settle()
         self.page.locator("#prompt textarea").fill(prompt)
         self.page.locator(button).click()
 
@@ -553,6 +554,7 @@ def test_the_keyboard_runs_stops_and_follows_up(visit, site):
     tab.expect_state("dart", "stopped")
     expect(tab.page.locator("body")).not_to_have_class(re.compile("arena-running"))
     engine.asked.clear()
+    tab.settle()
     tab.page.locator("#prompt textarea").fill("race")
     tab.page.keyboard.press("Control+Shift+Enter")
     tab.expect_state("dart", "done")
