@@ -73,9 +73,7 @@ def served_panel(build: Callable[[], gr.HTML], ready: str = "#panel") -> Iterato
         pushed = gr.Number(0, precision=0, elem_id="pushed")
         # "multiple": Gradio drops a click that comes before the end of the push before it, and the
         # tests click as soon as its last value is there.
-        push.click(
-            stream, pushed, [panel, pushed], show_progress="hidden", trigger_mode="multiple"
-        )
+        push.click(stream, pushed, [panel, pushed], show_progress="hidden", trigger_mode="multiple")
     page.queue()
     port = free_port()
     launch(page, host="127.0.0.1", port=port)
