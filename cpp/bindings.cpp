@@ -11,6 +11,7 @@
 #include "ngram_cursor.h"
 #include "ngram_transform.h"
 #include "ngram_trie.h"
+#include "row_gemm.h"
 #include "tree_pruner.h"
 #include "trie_import.h"
 
@@ -211,13 +212,41 @@ void bind_pruner(py::module_& m) {
            "out_probabilities"_a.noconvert(), "out_ngram"_a.noconvert(), "candidates"_a = false);
 }
 
+// Addresses, for torch's tensors are not seen here: dart_core/packing.py vouches for them.
+void multiply(const RowMatrix& matrix, std::uintptr_t inputs, std::int64_t rows,
+              std::uintptr_t bias, std::uintptr_t outputs, int threads) {
+  const py::gil_scoped_release release;
+  matrix.multiply(reinterpret_cast<const float*>(inputs), rows,
+                  reinterpret_cast<const float*>(bias), reinterpret_cast<float*>(outputs), threads);
+}
+
+void bind_row_gemm(py::module_& m) {
+  py::class_<RowMatrix>(m, "RowMatrix")
+      .def(py::init([](const Array<float>& weights) {
+             if (weights.ndim() != 2 || weights.size() == 0) {
+               throw DataError("a weight matrix has two dimensions and is not empty");
+             }
+             return std::make_unique<RowMatrix>(weights.data(), weights.shape(0), weights.shape(1));
+           }),
+           "weights"_a)
+      .def_static("runs_here", &RowMatrix::runs_here)
+      .def("multiply", &multiply, "inputs"_a, "rows"_a, "bias"_a, "outputs"_a, "threads"_a)
+      .def("unpack", [](const RowMatrix& matrix) {
+        py::array_t<float> weights({matrix.columns(), matrix.depth()});
+        matrix.unpack(weights.mutable_data());
+        return weights;
+      });
+}
+
 }  // namespace
 }  // namespace dart
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "Native core: n-gram files and the draft tree's pruner. Private to dart_core.";
+  m.doc() =
+      "Native core: n-gram files, the draft tree's pruner, a matrix product. Private to dart_core.";
   dart::bind_errors(m);
   dart::bind_trie(m);
   dart::bind_files(m);
   dart::bind_pruner(m);
+  dart::bind_row_gemm(m);
 }

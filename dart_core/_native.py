@@ -44,7 +44,12 @@ def _warn_once() -> None:
     )
 
 
+def native_is_here() -> bool:
+    """Whether the extension is built."""
+    return _core is not None
+
+
 def native() -> ModuleType:
-    """The extension module, after ``choose_backend`` said "native"."""
+    """The extension module, where ``choose_backend`` or ``native_is_here`` said so."""
     assert _core is not None
     return _core

@@ -1,8 +1,9 @@
-"""Linear layers with weights packed for this CPU's matrix kernels: same numbers, half the time.
+"""Linear layers with weights packed for this CPU's kernels: half the time, or better.
 
-Drafting and verification run few rows through large matrices. oneDNN reads a weight in blocks and
-would otherwise reorder it in every call; packing does it once. It serves inference only: the plain
-weights are given up.
+Drafting and verification run few rows through large matrices. Two kernels know how: our own
+(cpp/row_gemm.h) for fp32 on CPUs with AVX2, where a row's numbers do not depend on how many rows
+run, and oneDNN's, with its blocks laid out once instead of in every call. Both serve inference
+only: the plain weights are given up.
 """
 
 from __future__ import annotations
@@ -12,19 +13,68 @@ import logging
 import torch
 from torch import Tensor, nn
 
+from dart_core._native import native, native_is_here
+
 logger = logging.getLogger(__name__)
 
 
 class PackedLinear(nn.Module):
-    """An inference-only ``nn.Linear`` on the CPU; ``unpacked`` gives the weight back."""
+    """An inference-only ``nn.Linear`` on the CPU; ``unpacked`` gives the weight back.
+
+    ``packed`` is opaque to torch, hence neither parameter nor buffer.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        # Opaque to torch, hence neither parameter nor buffer. The row count is only a hint for the
-        # block layout.
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 16)
+        self.packed = self.pack(linear.weight.detach())
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class RowLinear(PackedLinear):
+    """By our kernel. Each output is one sum in a fixed order: a row's result is the same, bit for
+    bit, alone or among others, on one thread or several.
+    """
+
+    @staticmethod
+    def runs_here() -> bool:
+        """Whether the extension is built and this CPU has the instructions."""
+        return native_is_here() and native().RowMatrix.runs_here()
+
+    def pack(self, weight: Tensor):
+        return native().RowMatrix(weight.numpy())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.dtype != torch.float32 or inputs.shape[-1] != self.in_features:
+            raise ValueError(
+                f"expected float32 [..., {self.in_features}], got {inputs.dtype} "
+                f"{list(inputs.shape)}"
+            )
+        inputs = inputs.contiguous()
+        outputs = inputs.new_empty((*inputs.shape[:-1], self.out_features))
+        self.packed.multiply(
+            inputs.data_ptr(),
+            inputs.numel() // self.in_features,
+            0 if self.bias is None else self.bias.data_ptr(),
+            outputs.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return outputs
+
+    def unpacked(self) -> Tensor:
+        """The plain weight, [out_features, in_features]."""
+        return torch.from_numpy(self.packed.unpack())
+
+
+class OneDnnLinear(PackedLinear):
+    """By oneDNN."""
+
+    def pack(self, weight: Tensor):
+        # The row count is only a hint for the block layout.
+        return torch.ops.mkldnn._reorder_linear_weight(weight, 16)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
@@ -32,9 +82,6 @@ class PackedLinear(nn.Module):
     def unpacked(self) -> Tensor:
         """The plain weight, [out_features, in_features]."""
         return self.packed.to_dense()
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
 def pack_linears(module: nn.Module) -> int:
@@ -47,19 +94,29 @@ def pack_linears(module: nn.Module) -> int:
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and _packable(child.weight):
-                setattr(parent, name, PackedLinear(child))
+            kind = _kind(child.weight) if type(child) is nn.Linear else None
+            if kind:
+                setattr(parent, name, kind(child))
                 count += 1
     if count:
         logger.info("packed %d weight matrices of %s", count, type(module).__name__)
     return count
 
 
-def _packable(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
+def _kind(weight: Tensor) -> type[PackedLinear] | None:
+    """What packs this weight best here."""
+    if weight.device.type != "cpu":
+        return None
+    # Wider vectors than AVX2's are better served by oneDNN.
+    avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2" and RowLinear.runs_here()
+    if avx2 and weight.dtype == torch.float32:
+        return RowLinear
+    if not torch.backends.mkldnn.is_available():
+        return None
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    if weight.dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32
+        return None
+    if weight.dtype == torch.float32:
+        return OneDnnLinear
+    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return OneDnnLinear
+    return None

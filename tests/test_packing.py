@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 
-from dart_core.packing import PackedLinear, pack_linears
+from dart_core.packing import OneDnnLinear, PackedLinear, RowLinear, pack_linears
 
-pytestmark = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
-)
+FP32, BF16 = torch.float32, torch.bfloat16
+KINDS = [kind for kind in (RowLinear, OneDnnLinear) if kind is OneDnnLinear or kind.runs_here()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_our_kernel_runs_wherever_avx2_does():
+    capability = torch.backends.cpu.get_cpu_capability()
+    assert RowLinear.runs_here() or "AVX" not in capability or capability == "AVX"
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("rows", [1, 3, 61])
 @pytest.mark.parametrize("bias", [False, True])
 def test_same_product(dtype, rows, bias):
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("this CPU has no bf16 matrix kernels")
     torch.manual_seed(rows)
     model = nn.Sequential(nn.Linear(48, 80, bias=bias), nn.SiLU(), nn.Linear(80, 24, bias=bias))
     model = model.to(dtype).requires_grad_(False)
@@ -26,12 +31,90 @@ def test_same_product(dtype, rows, bias):
     weight = model[0].weight.clone()
     with torch.inference_mode():
         expected = model(inputs)
+        if dtype == BF16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            assert pack_linears(model) == 0  # no such kernels on this CPU
+            assert type(model[0]) is nn.Linear
+            return
         assert pack_linears(model) == 2
         assert isinstance(model[0], PackedLinear)
-        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        tolerance = 1e-5 if dtype == FP32 else 2e-2
         torch.testing.assert_close(model(inputs), expected, rtol=tolerance, atol=tolerance)
         assert torch.equal(model[0].unpacked(), weight)
     assert pack_linears(model) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("depth", "columns"), [(576, 192), (64, 16), (40, 17), (33, 5), (7, 211)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_kind_on_every_shape(kind, depth, columns, bias):
+    torch.manual_seed(columns)
+    linear = nn.Linear(depth, columns, bias=bias).requires_grad_(False)
+    packed = kind(linear)
+    assert torch.equal(packed.unpacked(), linear.weight)
+    exact = nn.Linear(depth, columns, bias=bias).double().requires_grad_(False)
+    exact.load_state_dict(linear.state_dict())
+    for rows in (*range(1, 21), 64):
+        inputs = torch.randn(rows, depth)
+        torch.testing.assert_close(
+            packed(inputs).double(), exact(inputs.double()), rtol=1e-5, atol=1e-5
+        )
+    strided = torch.randn(3, depth, 2)[..., 0]
+    torch.testing.assert_close(packed(strided), linear(strided), rtol=1e-5, atol=1e-5)
+    assert packed(torch.randn(0, depth)).shape == (0, columns)
+
+
+@pytest.mark.skipif(not RowLinear.runs_here(), reason="no AVX2")
+def test_a_row_is_the_same_among_any_others_and_on_any_threads():
+    """Bit for bit: so a verify pass computes what plain decoding computes."""
+    torch.manual_seed(0)
+    packed = RowLinear(nn.Linear(300, 1000).requires_grad_(False))
+    inputs = torch.randn(70, 300)
+    alone = torch.cat([packed(inputs[i : i + 1]) for i in range(len(inputs))])
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3, 8):
+            torch.set_num_threads(count)
+            for rows in (2, 5, 6, 7, 13, 70):
+                assert torch.equal(packed(inputs[:rows]), alone[:rows])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not RowLinear.runs_here(), reason="no AVX2")
+def test_several_callers_and_a_forked_child_get_their_own_answers():
+    torch.manual_seed(0)
+    packed = RowLinear(nn.Linear(256, 2048).requires_grad_(False))
+    inputs = torch.randn(16, 9, 256)
+    expected = [packed(each) for each in inputs]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+
+        def ask(number: int) -> bool:
+            each = number % len(inputs)
+            return torch.equal(packed(inputs[each]), expected[each])
+
+        with ThreadPoolExecutor(6) as pool:
+            assert all(pool.map(ask, range(600)))
+        child = os.fork()
+        if child == 0:  # has none of the kernel's threads
+            same = False
+            try:
+                same = torch.equal(packed(inputs[0]), expected[0])
+            finally:
+                os._exit(0 if same else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not RowLinear.runs_here(), reason="no AVX2")
+def test_other_inputs_are_refused():
+    packed = RowLinear(nn.Linear(8, 4).requires_grad_(False))
+    with pytest.raises(ValueError, match=r"expected float32 \[..., 8\], got torch.float64"):
+        packed(torch.zeros(2, 8, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"got torch.float32 \[2, 7\]"):
+        packed(torch.zeros(2, 7))
 
 
 def test_leaves_what_it_cannot_pack():

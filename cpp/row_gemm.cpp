@@ -1,0 +1,186 @@
+#include "row_gemm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <new>
+
+#include "workers.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define DART_AVX2 __attribute__((target("avx2,fma")))
+#endif
+
+namespace dart {
+namespace {
+
+constexpr int kPanel = 16;         // columns
+constexpr int kMostRows = 6;       // computed together: 12 sums in the 16 registers
+constexpr std::size_t kLine = 64;  // bytes of a cache line, and of a panel's row
+
+}  // namespace
+
+void RowMatrix::Free::operator()(float* memory) const {
+  operator delete[](memory, std::align_val_t{kLine});
+}
+
+RowMatrix::RowMatrix(const float* weights, std::int64_t columns, std::int64_t depth)
+    : columns_(columns), depth_(depth), panels_((columns + kPanel - 1) / kPanel) {
+  const auto size = static_cast<std::size_t>(panels_ * depth_ * kPanel);
+  packed_.reset(new (std::align_val_t{kLine}) float[size]);
+  for (std::int64_t panel = 0; panel < panels_; ++panel) {
+    float* to = packed_.get() + panel * depth_ * kPanel;
+    for (std::int64_t c = 0; c < kPanel; ++c) {
+      const std::int64_t column = panel * kPanel + c;
+      for (std::int64_t k = 0; k < depth_; ++k) {
+        to[k * kPanel + c] = column < columns_ ? weights[column * depth_ + k] : 0.0f;
+      }
+    }
+  }
+}
+
+void RowMatrix::unpack(float* weights) const {
+  for (std::int64_t column = 0; column < columns_; ++column) {
+    const float* from = packed_.get() + column / kPanel * depth_ * kPanel + column % kPanel;
+    for (std::int64_t k = 0; k < depth_; ++k) weights[column * depth_ + k] = from[k * kPanel];
+  }
+}
+
+#ifdef DART_AVX2
+
+namespace {
+
+struct Product {
+  const float* inputs;
+  const float* packed;
+  const float* bias;
+  float* outputs;
+  std::int64_t rows;
+  std::int64_t columns;
+  std::int64_t depth;
+};
+
+// Cache lines [first, last) behind ``from``, to be fetched while something else is computed.
+struct Prefetch {
+  const char* from;
+  std::int64_t first;
+  std::int64_t last;
+};
+
+// R rows from ``row`` on times G panels from ``panel`` on.
+template <int R, int G>
+DART_AVX2 void block(const Product& product, std::int64_t row, std::int64_t panel,
+                     const Prefetch& prefetch) {
+  const std::int64_t depth = product.depth;
+  const float* inputs = product.inputs + row * depth;
+  const float* packed = product.packed + panel * depth * kPanel;
+  // Without the pragmas the sums would live in memory.
+  __m256 low[R][G], high[R][G];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) low[r][g] = high[r][g] = _mm256_setzero_ps();
+  }
+  const std::int64_t lines = prefetch.last - prefetch.first;
+  const char* line = prefetch.from + prefetch.first * static_cast<std::int64_t>(kLine);
+  std::int64_t due = 0;  // of a line, in units of 1 / depth
+  for (std::int64_t k = 0; k < depth; ++k) {
+    for (due += lines; due >= depth; due -= depth, line += kLine) _mm_prefetch(line, _MM_HINT_T0);
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) {
+      const float* weights = packed + (g * depth + k) * kPanel;
+      const __m256 first = _mm256_load_ps(weights);
+      const __m256 second = _mm256_load_ps(weights + kPanel / 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const __m256 value = _mm256_broadcast_ss(inputs + r * depth + k);
+        low[r][g] = _mm256_fmadd_ps(value, first, low[r][g]);
+        high[r][g] = _mm256_fmadd_ps(value, second, high[r][g]);
+      }
+    }
+  }
+  alignas(32) float sums[R][G][kPanel];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) {
+      _mm256_store_ps(sums[r][g], low[r][g]);
+      _mm256_store_ps(sums[r][g] + kPanel / 2, high[r][g]);
+    }
+  }
+  for (int g = 0; g < G; ++g) {
+    const std::int64_t column = (panel + g) * kPanel;
+    const std::int64_t count = std::min<std::int64_t>(kPanel, product.columns - column);
+    for (int r = 0; r < R; ++r) {
+      float* out = product.outputs + (row + r) * product.columns + column;
+      if (product.bias) {
+        for (std::int64_t c = 0; c < count; ++c) out[c] = sums[r][g][c] + product.bias[column + c];
+      } else if (count == kPanel) {
+        std::memcpy(out, sums[r][g], sizeof sums[r][g]);
+      } else {
+        std::memcpy(out, sums[r][g], static_cast<std::size_t>(count) * sizeof(float));
+      }
+    }
+  }
+}
+
+using Block = void (*)(const Product&, std::int64_t, std::int64_t, const Prefetch&);
+constexpr Block kNarrow[kMostRows + 1] = {nullptr,     block<1, 1>, block<2, 1>, block<3, 1>,
+                                          block<4, 1>, block<5, 1>, block<6, 1>};
+// Few rows leave registers free: several panels at once hide the latency of the additions.
+constexpr int kWidth[kMostRows + 1] = {0, 4, 3, 2, 1, 1, 1};
+constexpr Block kWide[kMostRows + 1] = {nullptr,     block<1, 4>, block<2, 3>, block<3, 2>,
+                                        block<4, 1>, block<5, 1>, block<6, 1>};
+
+// All rows times the panels [from, to).
+void multiply_panels(const Product& product, std::int64_t from, std::int64_t to) {
+  const std::int64_t blocks = (product.rows + kMostRows - 1) / kMostRows;
+  const std::int64_t smaller = product.rows / blocks, larger = product.rows % blocks;
+  const int width = blocks == 1 ? kWidth[product.rows] : 1;
+  for (std::int64_t panel = from; panel < to;) {
+    const int now = panel + width <= to ? width : 1;
+    const auto* shapes = now == width && blocks == 1 ? kWide : kNarrow;
+    const std::int64_t lines = std::min<std::int64_t>(now, to - panel - now) * product.depth;
+    const auto* next =
+        reinterpret_cast<const char*>(product.packed + (panel + now) * product.depth * kPanel);
+    std::int64_t row = 0;
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      const std::int64_t rows = smaller + (i < larger);
+      shapes[rows](product, row, panel, {next, lines * i / blocks, lines * (i + 1) / blocks});
+      row += rows;
+    }
+    panel += now;
+  }
+}
+
+}  // namespace
+
+bool RowMatrix::runs_here() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+void RowMatrix::multiply(const float* inputs, std::int64_t rows, const float* bias, float* outputs,
+                         int threads) const {
+  if (rows <= 0) return;
+  const Product product{inputs, packed_.get(), bias, outputs, rows, columns_, depth_};
+  constexpr std::int64_t kFewest = 6;  // panels that are worth another thread
+  threads = static_cast<int>(std::clamp<std::int64_t>(panels_ / kFewest, 1, threads));
+  if (threads == 1) return multiply_panels(product, 0, panels_);
+  const std::int64_t shares = 4 * threads;  // more than threads: one may be held up
+  std::atomic<std::int64_t> taken{0};
+  run_workers(threads, [&] {
+    for (std::int64_t share; (share = taken.fetch_add(1)) < shares;) {
+      multiply_panels(product, panels_ * share / shares, panels_ * (share + 1) / shares);
+    }
+  });
+}
+
+#else
+
+bool RowMatrix::runs_here() { return false; }
+void RowMatrix::multiply(const float*, std::int64_t, const float*, float*, int) const {}
+
+#endif
+
+}  // namespace dart

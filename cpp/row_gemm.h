@@ -1,0 +1,45 @@
+// A few rows times a large matrix, on CPUs without matrix units: what verifying a draft tree spends
+// its time on. General GEMMs are made for many rows. Here the weights are read once, in the order
+// in which they lie in memory, and the next ones are fetched while these are computed with, so that
+// up to some ten rows cost no more than one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace dart {
+
+// A weight matrix [columns, depth] in panels of 16 columns: [panels, depth, 16], zero beyond the
+// last column.
+class RowMatrix {
+ public:
+  RowMatrix(const float* weights, std::int64_t columns, std::int64_t depth);
+
+  // Whether this CPU has the instructions.
+  static bool runs_here();
+
+  std::int64_t columns() const { return columns_; }
+  std::int64_t depth() const { return depth_; }
+
+  // outputs [rows, columns] = inputs [rows, depth] x weights transposed (+ bias [columns], unless
+  // null). Every output is one chain of fused multiply-adds in the order of ``depth``: a row's
+  // numbers depend neither on the other rows nor on ``threads``. Safe from several threads at once.
+  void multiply(const float* inputs, std::int64_t rows, const float* bias, float* outputs,
+                int threads) const;
+
+  // The weights as they came: [columns, depth].
+  void unpack(float* weights) const;
+
+ private:
+  struct Free {
+    void operator()(float* memory) const;
+  };
+
+  std::int64_t columns_;
+  std::int64_t depth_;
+  std::int64_t panels_;
+  std::unique_ptr<float[], Free> packed_;
+};
+
+}  // namespace dart

@@ -1,0 +1,108 @@
+#include "workers.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace dart {
+namespace {
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+class Workers {
+ public:
+  const pid_t owner = getpid();
+
+  void run(int threads, const std::function<void()>& job) {
+    const std::unique_lock lock(busy_, std::try_to_lock);
+    if (!lock.owns_lock() || !grown(threads - 1)) return job();
+    job_ = &job;
+    wanted_.store(threads - 1);
+    state_.store((state_.load() & kRound) + kNextRound + kOpen);
+    state_.notify_all();
+    job();
+    state_.fetch_and(~kOpen);  // whoever has not begun by now does not
+    for (int spins = 0; state_.load() & kActive; ++spins) {
+      spins < kSpins ? pause() : std::this_thread::yield();
+    }
+  }
+
+ private:
+  // One word, so that to begin and to be told that it is too late are one decision: how many are at
+  // work, whether one more may begin, and which round it is.
+  static constexpr std::uint32_t kActive = 0xff;
+  static constexpr std::uint32_t kOpen = 0x100;
+  static constexpr std::uint32_t kNextRound = 0x200;
+  static constexpr std::uint32_t kRound = ~(kNextRound - 1);
+  static constexpr int kMost = 128;  // fits kActive
+  static constexpr int kSpins =
+      4000;  // some tens of µs: the next product of a forward comes sooner
+
+  bool grown(int helpers) {
+    try {
+      for (; helpers_ < helpers && helpers_ < kMost; ++helpers_) {
+        std::thread([this, number = helpers_] { help(number); }).detach();
+      }
+    } catch (const std::system_error&) {  // no more threads to be had
+    }
+    return helpers_ > 0;
+  }
+
+  [[noreturn]] void help(int number) {
+    std::uint32_t round = 0;
+    for (;;) {
+      std::uint32_t state = state_.load();
+      for (int spins = 0; (state & kRound) == round; state = state_.load()) {
+        if (++spins < kSpins) {
+          pause();
+        } else {
+          state_.wait(state);
+        }
+      }
+      round = state & kRound;
+      while ((state & kOpen) && (state & kRound) == round && number < wanted_.load()) {
+        if (!state_.compare_exchange_weak(state, state + 1)) continue;
+        (*job_)();
+        state_.fetch_sub(1);
+        break;
+      }
+    }
+  }
+
+  std::mutex busy_;
+  int helpers_ = 0;
+  const std::function<void()>* job_ = nullptr;
+  std::atomic<int> wanted_{0};
+  std::atomic<std::uint32_t> state_{0};
+};
+
+}  // namespace
+
+void run_workers(int threads, const std::function<void()>& job) {
+  if (threads <= 1) return job();
+  // Never destroyed: its threads sleep in it until the process ends. A forked child has none of
+  // them, and starts its own.
+  static std::atomic<Workers*> current{nullptr};
+  Workers* workers = current.load();
+  if (!workers || workers->owner != getpid()) {
+    auto* fresh = new Workers;
+    if (current.compare_exchange_strong(workers, fresh)) {
+      workers = fresh;
+    } else {
+      delete fresh;
+    }
+  }
+  workers->run(threads, job);
+}
+
+}  // namespace dart
