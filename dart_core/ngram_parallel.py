@@ -10,8 +10,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -110,7 +112,8 @@ class _Pool:
             worker = context.Process(
                 target=_work, args=(theirs, part, reader, options), daemon=True
             )
-            worker.start()
+            with _uninterrupted():
+                worker.start()
             theirs.close()  # so that the end of the worker is the end of the pipe
             self.workers[ours] = worker
             self.given[ours] = []
@@ -164,6 +167,29 @@ class _Pool:
         for pipe, worker in self.workers.items():
             worker.join()
             pipe.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait: a worker that loses its parent while it starts would print a
+    traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone gets them
+        yield
+        return
+    late: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: late.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not None
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in late:
+            signal.raise_signal(number)
 
 
 def _work(pipe: Connection, part: Path, reader: IdReader | TextReader, options: dict) -> None:

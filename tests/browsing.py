@@ -75,8 +75,14 @@ class Tab:
             self.troubles.append(f"external request: {request.url}")
 
     def wait(self, script: str, argument=None) -> None:
-        """Until the JavaScript expression is true."""
-        self.page.wait_for_function(script, arg=argument, timeout=WAIT)
+        """Until the JavaScript expression, or function of ``argument``, is true; while it throws,
+        what it asks for is not there yet.
+        """
+        tried = (
+            f"argument => {{ try {{ const found = ({script}); return typeof found === 'function' "
+            "? found(argument) : found; } catch { return false; } }"
+        )
+        self.page.wait_for_function(tried, arg=argument, timeout=WAIT)
 
     def locate(self, selector: str):
         return self.page.locator(selector)
