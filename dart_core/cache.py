@@ -40,6 +40,11 @@ class _Layer(CacheLayerMixin):
         """Nothing to do: the storage exists before the first forward."""
 
     def update(self, key_states, value_states, *args, **kwargs):
+        if self._cache.place is not None:
+            rows, window = self._cache.place
+            self.keys.index_copy_(2, rows, key_states)
+            self.values.index_copy_(2, rows, value_states)
+            return self.keys[:, :, :window], self.values[:, :, :window]
         start = self._cache.length
         end = start + key_states.shape[2]
         if end > self._cache.capacity:
@@ -68,7 +73,8 @@ class KVCache(Cache):
     commits some of those rows and forgets the others, so a verify pass costs no copy of the past.
 
     layer_devices: the device of each layer, in layer order. heads: key/value heads. capacity: rows,
-    scratch included.
+    scratch included. ``place``, where set, says where the next forward writes instead and how much
+    it reads: (rows int64 [q], window), see static_shapes.py.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class KVCache(Cache):
     ):
         self.capacity = capacity
         self.length = 0
+        self.place: tuple[torch.Tensor, int] | None = None
         layers: list[_Layer | None] = [None] * len(layer_devices)
         self._blocks: list[torch.Tensor] = []
         for device in dict.fromkeys(layer_devices):
@@ -93,15 +100,16 @@ class KVCache(Cache):
                 layers[index] = _Layer(self, block[slot, 0], block[slot, 1])
         super().__init__(layers=layers)
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int], index: torch.Tensor | None = None) -> None:
         """Commit these rows of the last forward, counted from ``length`` on, strictly increasing;
-        drop the others.
+        drop the others. index: the same as int64 [n] on the device, where the caller has it there.
         """
         start, count = self.length, len(rows)
         if list(rows) != list(range(count)):
+            index = torch.as_tensor(rows) if index is None else index
             for block in self._blocks:
-                index = torch.as_tensor(rows, device=block.device) + start
-                block[..., start : start + count, :] = block.index_select(4, index)
+                moved = index.to(block.device, non_blocking=True) + start
+                block[..., start : start + count, :] = block.index_select(4, moved)
         self.length = start + count
 
     def rewind(self, length: int) -> None:

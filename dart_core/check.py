@@ -163,7 +163,7 @@ def replay_row(
                 break
             output = target.verify(step.tree, cache).logits
             if position < emitted + len(step.tokens):
-                row = output[step.path[position - emitted]]
+                row = output[step.path[position - emitted]].clone()  # static shapes lend it
             cache.keep(step.path)
             emitted += len(step.tokens)
         return row

@@ -174,10 +174,11 @@ class _Loop:
         drafts = tree.tokens[path[1:]].tolist()
         emitted, reason = self._cut([*drafts, bonus])
         if reason is None:
-            self.cache.keep(path)
+            index = torch.tensor(path).to(output.logits.device, non_blocking=True)
+            self.cache.keep(path, index)
             hidden = None
             if output.hidden is not None:
-                hidden = output.hidden[torch.tensor(path, device=output.hidden.device)]
+                hidden = output.hidden[index.to(output.hidden.device)]
             self.draft.observe(hidden, torch.tensor([*drafts, bonus]))
         return self._step(
             kind="verify",

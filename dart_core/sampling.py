@@ -132,10 +132,19 @@ def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
     """
     if logits.device.type == "cpu":
         # numpy's argmax promises the first maximum
-        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+        known = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+        return torch.from_numpy(known.numpy().argmax(axis=-1))
+    return first_maxima(logits)
+
+
+def first_maxima(logits: torch.Tensor) -> torch.Tensor:
+    """``greedy_tokens`` on a device, V for a row whose maximum is not finite: so the host need not
+    read the logits themselves.
+    """
     best = logits.amax(dim=-1, keepdim=True)
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    return torch.where(logits == best, ids, logits.shape[-1]).amin(dim=-1)
+    ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    found = (logits == best) & best.isfinite()
+    return torch.where(found, ids, logits.shape[-1]).amin(dim=-1).long()
 
 
 class Sampler:
@@ -152,14 +161,13 @@ class Sampler:
         """The token at ``position`` for one row of logits [V]."""
         if self.params.greedy:
             token = int(greedy_tokens(logits[None])[0])
-            return self._checked(token, logits[None], 0)
+            return self._checked(token, logits[None], 0, 0)
         scores, ids = process_logits(logits, self.params)
         tokens = torch.arange(len(scores), device=scores.device) if ids is None else ids
         race = scores.double() + gumbel_noise(self.params.seed, position, tokens)
-        best = race.amax()
-        if not torch.isfinite(best):
-            raise _not_finite(position)
-        return int(tokens[race == best].min())
+        first = int(greedy_tokens(race[None])[0])  # ids ascend, so it is the lowest of equals
+        self._checked(first, race[None], 0, position)
+        return first if ids is None else int(ids[first])
 
     def drawer(
         self, logits: torch.Tensor, root_position: int, depths: Sequence[int] | np.ndarray
@@ -172,14 +180,16 @@ class Sampler:
         """
         if self.params.greedy:
             tokens = greedy_tokens(logits).tolist()
-            return lambda node: self._checked(tokens[node], logits, node)
+            return lambda node: self._checked(tokens[node], logits, node, node)
         return lambda node: self.draw(logits[node], root_position + int(depths[node]) + 1)
 
     @staticmethod
-    def _checked(token: int, logits: torch.Tensor, node: int) -> int:
-        if token >= logits.shape[-1] or not torch.isfinite(logits[node, token]):
-            raise _not_finite(node)
-        return token
+    def _checked(token: int, logits: torch.Tensor, node: int, where: int) -> int:
+        if token < logits.shape[-1] and (
+            logits.device.type != "cpu" or torch.isfinite(logits[node, token])
+        ):
+            return token
+        raise _not_finite(where)
 
 
 def _not_finite(where: int) -> ArenaError:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from dart_core.cache import KVCache, free_memory
 from dart_core.errors import ArenaError
 from dart_core.packing import pack_linears
+from dart_core.static_shapes import Capture, CudaGraphs, StaticVerify, require_one_gpu, run_eagerly
 from dart_core.tree import DraftTree
 from dart_core.weights import readable
 
@@ -141,6 +142,7 @@ class Target:
         )
         self._groups = config.num_attention_heads // config.num_key_value_heads
         self._lock = threading.Lock()
+        self._static: StaticVerify | None = None
         self._tapped: dict[int, torch.Tensor] | None = None
         for index, layer in enumerate(self.layers):
             layer.register_forward_pre_hook(self._tap(index))
@@ -160,16 +162,20 @@ class Target:
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         device_map: str | dict | None = None,
+        cuda_graphs: bool = False,
         **kwargs,
     ) -> Target:
         """Load a stock causal language model from a local folder.
 
         dtype: None picks ``default_dtype``. device: None picks the GPU where there is one.
         device_map: passed to accelerate for targets larger than one device; it excludes ``device``.
+        cuda_graphs: capture verify passes of static shapes, see ``static_shapes``; one GPU only.
         Raises ArenaError for a device that is not there, and for weights that are damaged, missing
         or of another kind of model.
         """
         device = parse_device(device) if device is not None else default_device()
+        if cuda_graphs:
+            require_one_gpu([device])
         dtype = dtype or default_dtype(device)
         if device_map is not None:
             kwargs["device_map"] = device_map
@@ -199,33 +205,59 @@ class Target:
             target = cls(model if device_map is not None else model.to(device))
         if device_map is None:
             pack_linears(model)  # does nothing away from the CPU
+        if cuda_graphs:
+            target.use_static_shapes(CudaGraphs(target))
         return target
+
+    def use_static_shapes(self, capture: Capture = run_eagerly) -> None:
+        """Verify in static shapes from now on: ``capture`` makes a replay of a call, see
+        ``static_shapes``. By itself it captures nothing, and the calls run as they are.
+        """
+        self.capture = capture
+        self._static = StaticVerify(self, capture)
 
     def check_room(self, capacity: int) -> None:
         """Raises ArenaError, with the figures, where a cache of ``capacity`` rows would not fit
         into the memory that is free now.
         """
+        if self._static is not None and self._static.pool.fits(capacity):
+            return
+        shortage = self.shortage(capacity)
+        if shortage and self._static is not None and self._static.pool.clear():
+            shortage = self.shortage(capacity)
+        if shortage:
+            raise ArenaError(shortage)
+
+    def shortage(self, capacity: int) -> str | None:
+        """What a cache of ``capacity`` rows lacks in memory, with the figures; None: nothing."""
         row = 2 * self.config.num_key_value_heads * self._head_dim * self.dtype.itemsize
         for device, layers in Counter(self.layer_devices).items():
             need, free = layers * row * capacity, free_memory(device)
             if free is not None and need > free:
-                raise ArenaError(
+                return (
                     f"no memory for a run of {capacity} tokens, prompt and draft tree included: "
                     f"their keys and values take {need / 2**30:.1f} GiB, {device} has "
                     f"{free / 2**30:.1f} GiB free; {SHORTER}"
                 )
+        return None
+
+    @property
+    def cache_layout(self) -> dict[str, Any]:
+        """What a KVCache of this target is made of, its capacity apart."""
+        return {
+            "layer_devices": self.layer_devices,
+            "heads": self.config.num_key_value_heads,
+            "head_dim": self._head_dim,
+            "dtype": self.dtype,
+        }
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache of ``capacity`` rows for one run. Raises ArenaError where memory lacks."""
         self.check_room(capacity)
         try:
-            return KVCache(
-                self.layer_devices,
-                heads=self.config.num_key_value_heads,
-                head_dim=self._head_dim,
-                capacity=capacity,
-                dtype=self.dtype,
-            )
+            if self._static is not None:
+                return self._static.pool.lend(capacity)
+            return KVCache(capacity=capacity, **self.cache_layout)
         except RuntimeError as error:  # so torch says it, on a CPU and on a GPU
             raise ArenaError(
                 f"no memory for a run of {capacity} tokens, prompt and draft tree included; "
@@ -255,12 +287,34 @@ class Target:
             mask = mask.repeat(self._groups, 1)[None, None].to(self.device)
         elif len(tokens) > 1 and cache.length:
             raise ValueError("several tokens behind a non-empty cache need a mask")
+        return self._run(
+            tokens.to(self.device), positions.to(self.device), mask, cache, taps, logits
+        )
+
+    def forward_in_place(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        *,
+        mask: torch.Tensor,
+        taps: Sequence[int],
+    ) -> TargetOutput:
+        """``forward`` where ``cache.place`` says where rows go: all on the device, and nothing of
+        it is read by the host, so that it can be captured. mask: bool [q, window].
+        """
+        # Kernels add what a mask of bool stands for: made once here, not in every layer.
+        bias = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
+        bias = bias.masked_fill_(mask.logical_not(), -torch.inf).repeat(self._groups, 1)
+        return self._run(tokens, positions, bias[None, None], cache, taps)
+
+    def _run(self, tokens, positions, mask, cache, taps, logits="all") -> TargetOutput:
         with self._lock:
             self._tapped = dict.fromkeys(taps) if taps else None
             try:
                 output = self.model(
-                    input_ids=tokens[None].to(self.device),
-                    position_ids=positions[None].to(self.device),
+                    input_ids=tokens[None],
+                    position_ids=positions[None],
                     attention_mask=mask,
                     cache=cache,
                     use_cache=True,
@@ -274,11 +328,17 @@ class Target:
                 self._tapped = None
         return TargetOutput(output.logits[0], hidden)
 
+    @torch.inference_mode()
     def verify(self, tree: DraftTree, cache: KVCache, *, taps: Sequence[int] = ()) -> TargetOutput:
         """Run a draft tree of N nodes behind the committed rows: logits [N, vocab] of every node.
 
         The root stands at position ``cache.length``: it is committed, but its row is not there yet.
+        In static shapes the output is valid until the cache's next verify pass.
         """
+        if self._static is not None:
+            static = self._static.run(tree, cache, taps)
+            if static is not None:
+                return TargetOutput(*static)
         mask = None
         if len(tree) > 1:
             seen = np.ones((len(tree), cache.length), dtype=bool)

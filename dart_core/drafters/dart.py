@@ -12,10 +12,12 @@ from torch import Tensor
 from dart_core.drafters import NGRAM_OFF, DraftRun, DraftSettings, Proposal
 from dart_core.drafters.lookup import with_lookup
 from dart_core.drafters.observed import Observed
+from dart_core.drafters.static import StaticHead
 from dart_core.errors import ArenaError
 from dart_core.heads.dart import DartHead
 from dart_core.ngram import NgramModel
 from dart_core.pruner import TreePruner
+from dart_core.static_shapes import Capture, run_eagerly
 
 CANDIDATES_PER_LEVEL = 25
 
@@ -35,6 +37,11 @@ class DartDrafter:
     ) -> None:
         self.head, self.ngrams, self.embed = head, dict(ngrams), embed
         self.taps = head.config.taps
+        self.static: StaticHead | None = None
+
+    def use_static_shapes(self, capture: Capture = run_eagerly) -> None:
+        """Draft in static shapes from now on, see ``Target.use_static_shapes``."""
+        self.static = StaticHead(self.head, self.embed, capture)
 
     def ngram(self, name: str | None) -> NgramModel | None:
         """The n-gram a run asks for with ``DraftSettings.ngram``. Raises ArenaError that lists the
@@ -72,9 +79,10 @@ class DartRun:
         settings: DraftSettings,
         eos: frozenset[int],
     ) -> None:
-        self.head, self.settings = drafter.head, settings
+        self.head, self.settings, self.static = drafter.head, settings, drafter.static
         slots = self.head.config.draft_length
-        self.cache = self.head.new_cache(capacity + slots)
+        caches = self.head.new_cache if self.static is None else self.static.pool.lend
+        self.cache = caches(capacity + slots)
         self.observed = Observed(self.head, drafter.embed)
         ngram = drafter.ngram(settings.ngram)
         self.pruner = TreePruner(
@@ -93,7 +101,7 @@ class DartRun:
 
     def propose(self) -> Proposal:
         start = perf_counter()
-        tokens, probabilities = draft_levels(self.head, *self.observed.take(), self.cache)
+        tokens, probabilities = self._draft(*self.observed.take_tokens())
         drafted = perf_counter()
         tree, candidates = self.pruner.search(
             tokens,
@@ -108,7 +116,18 @@ class DartRun:
         )
 
     def close(self) -> None:
+        if self.static is not None and self.cache is not None:
+            self.cache.close()
         self.cache = None
+
+    def _draft(self, hidden: Tensor, tokens: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """``draft_levels`` of the tokens just committed, in the static form where there is one."""
+        if self.static is not None:
+            slots = self.head.config.draft_length
+            packed = self.static.run(hidden, tokens, self.cache, _static_draft, scratch=slots)
+            if packed is not None:
+                return _unpacked(packed)
+        return draft_levels(self.head, hidden, self.observed.embed(tokens), self.cache)
 
 
 def draft_levels(
@@ -120,9 +139,17 @@ def draft_levels(
     Rows in descending order. The probabilities are a softmax over the k best alone, as published
     heads are searched.
     """
-    logits = head.logits(head(hidden, embeddings, cache))
-    best = logits.topk(min(CANDIDATES_PER_LEVEL, logits.shape[-1]))
-    probabilities = torch.softmax(best.values.float(), dim=-1)
-    ids = head.target_ids(best.indices).to(torch.int32)
-    packed = torch.stack((ids, probabilities.view(torch.int32))).cpu()  # one transfer for both
+    states = head(hidden, embeddings, cache)
+    return _unpacked(head.candidates(states, CANDIDATES_PER_LEVEL).cpu())  # one transfer for both
+
+
+def _static_draft(static: StaticHead, numbers: dict[str, Tensor], hidden: Tensor, cache, window):
+    """The same in static shapes, still on the device."""
+    places = {name: numbers[name] for name in ("places", "positions", "last", "end")}
+    embeddings = static.embed(numbers["tokens"])
+    states = static.head.draft_in_place(hidden, embeddings, cache, window=window, **places)
+    return static.head.candidates(states, CANDIDATES_PER_LEVEL)
+
+
+def _unpacked(packed: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return packed[0].numpy(), packed[1].view(torch.float32).numpy()

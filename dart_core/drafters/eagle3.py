@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -15,7 +16,9 @@ from torch import Tensor
 from dart_core.drafters import DraftRun, DraftSettings, Proposal
 from dart_core.drafters.lookup import with_lookup
 from dart_core.drafters.observed import Observed
+from dart_core.drafters.static import StaticHead
 from dart_core.heads.eagle3 import Eagle3Head
+from dart_core.static_shapes import Capture, run_eagerly
 from dart_core.tree import Candidates, DraftTree
 
 
@@ -28,6 +31,11 @@ class Eagle3Drafter:
         self.head = head
         self.embed = head.embed_tokens if head.config.own_embedding else embed
         self.taps = head.config.taps
+        self.static: StaticHead | None = None
+
+    def use_static_shapes(self, capture: Capture = run_eagerly) -> None:
+        """Draft in static shapes from now on, see ``Target.use_static_shapes``."""
+        self.static = StaticHead(self.head, self.embed, capture)
 
     def begin(
         self, prompt: Tensor, capacity: int, settings: DraftSettings, eos: frozenset[int]
@@ -43,12 +51,13 @@ class Eagle3Run:
     """
 
     def __init__(self, drafter: Eagle3Drafter, capacity: int, settings: DraftSettings) -> None:
-        self.head, self.settings = drafter.head, settings
+        self.head, self.settings, self.static = drafter.head, settings, drafter.static
         self.top_k = min(settings.eagle3_top_k, self.head.config.draft_vocab_size)
         self.calls = settings.eagle3_depth
         if not settings.candidates:  # a node on level l needs l kept ancestors
             self.calls = min(self.calls, settings.tree_budget - 1)
-        self.cache = self.head.new_cache(capacity + settings.eagle3_depth * self.top_k + 1)
+        caches = self.head.new_cache if self.static is None else self.static.pool.lend
+        self.cache = caches(capacity + settings.eagle3_depth * self.top_k + 1)
         self.observed = Observed(self.head, drafter.embed)
         self.root = -1
 
@@ -58,9 +67,7 @@ class Eagle3Run:
 
     def propose(self) -> Proposal:
         start = perf_counter()
-        hidden, embeddings = self.observed.take()
-        output = self.head(self.head.fuse(hidden), embeddings, self.cache)
-        pool = self._grow(output)
+        pool = Pool.of(self._draft(*self.observed.take_tokens()))
         drafted = perf_counter()
         tree, candidates = rerank(
             pool, self.root, self.settings.tree_budget, candidates=self.settings.candidates
@@ -68,57 +75,35 @@ class Eagle3Run:
         return Proposal(tree, drafted - start, perf_counter() - drafted, "torch", candidates)
 
     def close(self) -> None:
+        if self.static is not None and self.cache is not None:
+            self.cache.close()
         self.cache = None
 
-    def _grow(self, output: Tensor) -> Pool:
-        """Draft the tree's candidates from the head's output [1, H] at the last position."""
-        head, device = self.head, output.device
-        scores, tokens = self._children(output, torch.zeros(1, 1, device=device))
-        levels = [(scores, tokens, torch.full_like(tokens, -1))]
-        beam = torch.arange(self.top_k, device=device)  # pool index of every beam node
-        rows = torch.zeros_like(beam)  # its parent's row in ``output``
-        tail = torch.empty(1, 0, device=device)
-        size, used = self.top_k, 0
-        for level in range(1, self.calls + 1):
-            width = len(beam)
-            if device.type == "cpu" and not self.settings.candidates:
-                width = self._hopeful(levels, scores)
-            if width == 0:
-                break
-            beam, rows, scores, tokens = beam[:width], rows[:width], scores[:width], tokens[:width]
-            itself = torch.full((width, width), -torch.inf, device=device).fill_diagonal_(0.0)
-            tail = torch.cat((tail[rows], itself), dim=1)
-            output = head.grow(
-                output[rows],
-                self.observed.embed(tokens),
+    def _draft(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """The pool after the tokens just committed, packed, on the CPU: one transfer a round."""
+        if self.static is not None:
+            packed = self.static.run(
+                hidden,
+                tokens,
                 self.cache,
-                level=level,
-                used=used,
-                tail=tail,
+                partial(_static_draft, top_k=self.top_k, calls=self.calls),
+                scratch=self.calls * self.top_k,
+                key=(self.top_k, self.calls),
             )
-            child_scores, child_tokens = self._children(output, scores[:, None])
-            levels.append((child_scores, child_tokens, beam.repeat_interleave(self.top_k)))
-            scores, best = child_scores.topk(self.top_k)
-            rows, tokens, beam = best // self.top_k, child_tokens[best], best + size
-            size += len(child_scores)
-            used += width
-        scores, tokens, parents = (torch.cat(column) for column in zip(*levels, strict=True))
-        packed = torch.stack(
-            (scores.view(torch.int32), tokens.to(torch.int32), parents.to(torch.int32))
-        ).cpu()  # the round's only transfer from the device
-        return Pool(
-            scores=packed[0].view(torch.float32).numpy(),
-            tokens=packed[1].numpy(),
-            parents=packed[2].numpy(),
-        )
-
-    def _children(self, output: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """top_k children of every row of ``output``: cumulative scores and target ids, flat."""
-        logits = self.head.logits(output).float()
-        best, ids = logits.topk(self.top_k)
-        # Rounding must not lift a log-probability over 0: a child would then outrank its parent.
-        log_probabilities = (best - logits.logsumexp(-1, keepdim=True)).clamp_(max=0.0)
-        return (scores + log_probabilities).flatten(), self.head.target_ids(ids).flatten()
+            if packed is not None:
+                return packed
+        head, embed = self.head, self.observed.embed
+        output = head(head.fuse(hidden), embed(tokens), self.cache)
+        narrow = output.device.type == "cpu" and not self.settings.candidates
+        return grow_pool(
+            head,
+            embed,
+            output,
+            partial(head.grow, cache=self.cache),
+            top_k=self.top_k,
+            calls=self.calls,
+            hopeful=self._hopeful if narrow else None,
+        ).cpu()
 
     def _hopeful(self, levels: list, scores: Tensor) -> int:
         """How many beam nodes (best first) can still have a child in the tree.
@@ -134,6 +119,82 @@ class Eagle3Run:
         return int((scores > worst).sum())
 
 
+def grow_pool(
+    head: Eagle3Head,
+    embed: Callable[[Tensor], Tensor],
+    output: Tensor,
+    grow: Callable[..., Tensor],
+    *,
+    top_k: int,
+    calls: int,
+    hopeful: Callable[[list, Tensor], int] | None = None,
+) -> Tensor:
+    """Draft the tree's candidates from the head's output [1, H] at the last position: packed,
+    int32 [3, M], see ``Pool.of``.
+
+    grow: ``Eagle3Head.grow`` over some cache. hopeful: how many beam nodes to go on with; None: all
+    of them, and then every shape is known beforehand.
+    """
+    device = output.device
+    scores, tokens = _children(head, output, torch.zeros(1, 1, device=device), top_k)
+    levels = [(scores, tokens, torch.full_like(tokens, -1))]
+    beam = torch.arange(top_k, device=device)  # pool index of every beam node
+    rows = torch.zeros_like(beam)  # its parent's row in ``output``
+    tail = torch.empty(1, 0, device=device)
+    size, used = top_k, 0
+    for level in range(1, calls + 1):
+        width = len(beam) if hopeful is None else hopeful(levels, scores)
+        if width == 0:
+            break
+        beam, rows, scores, tokens = beam[:width], rows[:width], scores[:width], tokens[:width]
+        itself = torch.full((width, width), -torch.inf, device=device).fill_diagonal_(0.0)
+        tail = torch.cat((tail[rows], itself), dim=1)
+        output = grow(output[rows], embed(tokens), level=level, used=used, tail=tail)
+        child_scores, child_tokens = _children(head, output, scores[:, None], top_k)
+        levels.append((child_scores, child_tokens, beam.repeat_interleave(top_k)))
+        scores, best = child_scores.topk(top_k)
+        rows, tokens, beam = best // top_k, child_tokens[best], best + size
+        size += len(child_scores)
+        used += width
+    scores, tokens, parents = (torch.cat(column) for column in zip(*levels, strict=True))
+    return torch.stack((scores.view(torch.int32), tokens.to(torch.int32), parents.to(torch.int32)))
+
+
+def _children(
+    head: Eagle3Head, output: Tensor, scores: Tensor, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """top_k children of every row of ``output``: cumulative scores and target ids, flat."""
+    logits = head.logits(output).float()
+    best, ids = logits.topk(top_k)
+    # Rounding must not lift a log-probability over 0: a child would then outrank its parent.
+    log_probabilities = (best - logits.logsumexp(-1, keepdim=True)).clamp_(max=0.0)
+    return (scores + log_probabilities).flatten(), head.target_ids(ids).flatten()
+
+
+def _static_draft(
+    static: StaticHead,
+    numbers: dict[str, Tensor],
+    hidden: Tensor,
+    cache,
+    window: int,
+    *,
+    top_k: int,
+    calls: int,
+) -> Tensor:
+    """``grow_pool`` after the committed rows, all in static shapes."""
+    head, at = static.head, {"cache": cache, "end": numbers["end"], "window": window}
+    output = head.forward_in_place(
+        head.fuse(hidden),
+        static.embed(numbers["tokens"]),
+        places=numbers["places"],
+        positions=numbers["positions"],
+        last=numbers["last"],
+        **at,
+    )
+    grow = partial(head.grow_in_place, **at)
+    return grow_pool(head, static.embed, output, grow, top_k=top_k, calls=calls)
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """All drafted candidates, level by level: cumulative scores float32, target ids, parents (-1 =
@@ -143,6 +204,11 @@ class Pool:
     scores: np.ndarray
     tokens: np.ndarray
     parents: np.ndarray
+
+    @classmethod
+    def of(cls, packed: Tensor) -> Pool:
+        """From int32 [3, M] on the CPU: the bits of the scores, target ids, parents."""
+        return cls(packed[0].view(torch.float32).numpy(), packed[1].numpy(), packed[2].numpy())
 
 
 def rerank(

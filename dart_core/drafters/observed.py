@@ -27,11 +27,16 @@ class Observed:
 
     def take(self) -> tuple[Tensor, Tensor]:
         """Everything added since the last call: states and token embeddings, for the head."""
+        hidden, tokens = self.take_tokens()
+        return hidden, self.embed(tokens)
+
+    def take_tokens(self) -> tuple[Tensor, Tensor]:
+        """As ``take``, with the tokens themselves, int64 [S] on the CPU."""
         assert self._tokens, "propose needs an observe before it"
         hidden, tokens = torch.cat(self._hidden), torch.cat(self._tokens)
         self._hidden.clear()
         self._tokens.clear()
-        return hidden.to(self._head.device, self._head.dtype), self.embed(tokens)
+        return hidden.to(self._head.device, self._head.dtype), tokens
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids -> embeddings in the head's dtype, on its device (a sharded target embeds

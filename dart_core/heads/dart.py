@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dart_core.heads.layers import DraftHead, HeadCache
+from dart_core.heads.layers import DraftHead, HeadCache, visible_before
 
 
 class DartHead(DraftHead):
@@ -34,3 +34,47 @@ class DartHead(DraftHead):
         )
         cache.length = end - slots
         return self.norm(layer.finish(residual, attended))
+
+    def draft_in_place(
+        self,
+        hidden: Tensor,
+        embeddings: Tensor,
+        cache: HeadCache,
+        *,
+        places: Tensor,
+        positions: Tensor,
+        last: Tensor,
+        end: Tensor,
+        window: int,
+    ) -> Tensor:
+        """``forward`` in static shapes: the S rows may be padded, and every row number is a tensor.
+
+        places, positions: int64 [S], cache rows and RoPE positions of the rows. last: int64 [1],
+        the last real row. end: int64 [1], the committed length after them. window: cache rows read.
+        """
+        slots, layer = self.config.draft_length, self.midlayer
+        fused = self.fc(hidden)
+        masks = layer.mask_rep.expand(slots, -1)
+        inputs = torch.cat((layer.double(embeddings, fused), masks))
+        residual = torch.cat((fused[last], masks[:, : self.config.hidden_size]))
+        steps = torch.arange(slots + 1, device=end.device)
+        behind = end + steps[:slots]
+        attended = layer.self_attn.in_place(
+            inputs,
+            cache,
+            places=torch.cat((places, behind)),
+            positions=torch.cat((positions, behind)),
+            queries=torch.cat((last, steps[:slots] + len(hidden))),
+            tail=visible_before(end + steps, window),
+        )
+        return self.norm(layer.finish(residual, attended))
+
+    def candidates(self, states: Tensor, count: int) -> Tensor:
+        """Of ``forward``'s states the ``count`` best tokens per level, best first, int32
+        [2, D + 1, k]: target ids, and the bits of their fp32 softmax over these k alone.
+        """
+        logits = self.logits(states)
+        best = logits.topk(min(count, logits.shape[-1]))
+        probabilities = torch.softmax(best.values.float(), dim=-1)
+        ids = self.target_ids(best.indices).to(torch.int32)
+        return torch.stack((ids, probabilities.view(torch.int32)))

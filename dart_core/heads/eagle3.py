@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dart_core.heads.config import HeadConfig
-from dart_core.heads.layers import DraftHead, HeadCache
+from dart_core.heads.layers import DraftHead, HeadCache, visible_before
 
 
 class Eagle3Head(DraftHead):
@@ -71,5 +71,58 @@ class Eagle3Head(DraftHead):
             position=slice(position, position + 1),
             rows=states.shape[0],
             tail=tail,
+        )
+        return self.midlayer.finish(states, attended)
+
+    def forward_in_place(
+        self,
+        states: Tensor,
+        embeddings: Tensor,
+        cache: HeadCache,
+        *,
+        places: Tensor,
+        positions: Tensor,
+        last: Tensor,
+        end: Tensor,
+        window: int,
+    ) -> Tensor:
+        """``forward`` in static shapes, for one row: the S rows may be padded, and every row number
+        is a tensor.
+
+        places, positions: int64 [S], cache rows and RoPE positions of the rows. last: int64 [1],
+        the last real row. end: int64 [1], the committed length after them. window: cache rows read.
+        """
+        attended = self.midlayer.self_attn.in_place(
+            self.midlayer.double(embeddings, states),
+            cache,
+            places=places,
+            positions=positions,
+            queries=last,
+            tail=visible_before(end, window),
+        )
+        return self.midlayer.finish(states[last], attended)
+
+    def grow_in_place(
+        self,
+        states: Tensor,
+        embeddings: Tensor,
+        cache: HeadCache,
+        *,
+        end: Tensor,
+        window: int,
+        level: int,
+        used: int,
+        tail: Tensor,
+    ) -> Tensor:
+        """``grow`` in static shapes, behind a committed length of ``end``, int64 [1]."""
+        scratch = end + torch.arange(used + len(states), device=end.device)
+        whole = visible_before(end.expand(len(states)), window).index_copy_(1, scratch, tail)
+        attended = self.midlayer.self_attn.in_place(
+            self.midlayer.double(embeddings, states),
+            cache,
+            places=scratch[used:],
+            positions=end + (level - 1),
+            queries=None,
+            tail=whole,
         )
         return self.midlayer.finish(states, attended)

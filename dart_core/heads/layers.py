@@ -75,6 +75,16 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, tail: Tensor | None = No
     return mixed.transpose(-2, -3).flatten(-2)
 
 
+def visible_before(ends: Tensor, window: int) -> Tensor:
+    """A ``tail`` over a whole window, fp32 [Q, window]: row i sees the keys before ``ends[i]``
+    (int64 [Q]).
+    """
+    hidden = torch.arange(window, device=ends.device) >= ends[:, None]
+    return torch.zeros(hidden.shape, dtype=torch.float32, device=ends.device).masked_fill_(
+        hidden, -torch.inf
+    )
+
+
 class HeadCache:
     """Rotated keys, and values, of a head's one layer for one run: [kv_heads, rows, head_dim].
 
@@ -133,6 +143,31 @@ class Attention(nn.Module):
         cache.values[:, start:end] = self.split(self.v_proj(inputs))
         query = rotate(self.split(self.q_proj(inputs[-rows:])), cosines[-rows:], sines[-rows:])
         return self.o_proj(attend(query, cache.keys[:, :end], cache.values[:, :end], tail))
+
+    def in_place(
+        self,
+        inputs: Tensor,
+        cache: HeadCache,
+        *,
+        places: Tensor,
+        positions: Tensor,
+        queries: Tensor | None,
+        tail: Tensor,
+    ) -> Tensor:
+        """``forward`` with every row number in a tensor, for static shapes: [Q, H].
+
+        places int64 [S]: cache rows to write. positions int64 [S or 1]: rows of the RoPE table.
+        queries int64 [Q]: the inputs that attend, None for all. tail fp32 [Q, window]: added to the
+        scores of the cache's first ``window`` rows.
+        """
+        window = tail.shape[-1]
+        cosines, sines = cache.cosines[positions], cache.sines[positions]
+        cache.keys.index_copy_(1, places, rotate(self.split(self.k_proj(inputs)), cosines, sines))
+        cache.values.index_copy_(1, places, self.split(self.v_proj(inputs)))
+        if queries is not None:
+            inputs, cosines, sines = inputs[queries], cosines[queries], sines[queries]
+        query = rotate(self.split(self.q_proj(inputs)), cosines, sines)
+        return self.o_proj(attend(query, cache.keys[:, :window], cache.values[:, :window], tail))
 
 
 class SwiGLU(nn.Module):

@@ -1,0 +1,333 @@
+"""Static shapes: the target's verify pass with every size padded to a bucket, so that it can be
+captured once as a CUDA graph and replayed, with no launch of single kernels from Python.
+
+A captured call reads and writes fixed addresses and remembers every number Python gave it. So all
+that changes from step to step comes through one input buffer on the device: tokens, positions, the
+cache rows to write, the committed length, who sees whom in the tree. Trees are padded to
+``ROW_BUCKETS`` nodes, the part of the cache that is read to ``cache_bucket`` rows.
+
+- Padding nodes write to the cache's last row, which lies beyond every window, so nobody reads it.
+  They see what is committed and the root: a row that may see nothing would be NaN.
+- A mask multiplies what it hides by zero, and zero times infinity is NaN: so a borrowed cache
+  starts as zeros, and rows of rejected nodes are cleared.
+
+Addresses are why caches are borrowed here, not made: a ``BorrowedCache`` returns to its pool when
+its run closes it, with everything captured over it, and the next run that fits in it replays at
+once. A graph per run would be captured again in every answer, at the cost of some dozen steps. As
+many caches exist as runs have overlapped; those at rest are freed where memory lacks or a run needs
+a longer one, and their graphs with them.
+
+The graphs replay on one device, in the order of its current stream; they share the memory of their
+intermediate tensors. Outputs are kept apart per cache: an output is valid until that cache's next
+pass of the same bucket. The draft heads' passes are in static_heads.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dart_core.cache import KVCache
+from dart_core.errors import ArenaError
+from dart_core.tree import DraftTree
+
+logger = logging.getLogger(__name__)
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+CACHE_STEP = 256  # the smallest window, and the finest step between windows
+ROOMY = 4096  # up to here a borrowed cache's length is a power of two, if memory allows
+
+Call = Callable[[], None]
+Capture = Callable[[Call], Call]
+
+
+def row_bucket(rows: int, buckets: Sequence[int] = ROW_BUCKETS) -> int | None:
+    """The smallest bucket that takes so many rows; None where none does."""
+    return next((bucket for bucket in buckets if bucket >= rows), None)
+
+
+def cache_bucket(rows: int) -> int:
+    """``rows`` rounded up by at most an eighth or CACHE_STEP, whichever is more."""
+    step = max(CACHE_STEP, 1 << max((rows - 1).bit_length() - 4, 0))
+    return -(-rows // step) * step
+
+
+def roomy_bucket(rows: int) -> int:
+    """How long to make a cache of ``rows`` rows, so that runs somewhat longer fit in it too."""
+    return max(cache_bucket(rows), min(1 << (rows - 1).bit_length(), ROOMY))
+
+
+def run_eagerly(call: Call) -> Call:
+    """Captures nothing: the call itself runs every time. The static form on a CPU."""
+    return call
+
+
+class CudaGraphs:
+    """Captures calls on one CUDA device. Raises ArenaError for a target that cannot be captured."""
+
+    # torch takes one capture at a time into a pool of graph memory.
+    _capturing = threading.Lock()
+
+    def __init__(self, target) -> None:
+        require_one_gpu(list(dict.fromkeys([target.device, *target.layer_devices])))
+        rope = (getattr(target.config, "rope_parameters", None) or {}).get("rope_type")
+        experts = getattr(target.config, "num_experts", None) or getattr(
+            target.config, "num_local_experts", None
+        )
+        if rope == "dynamic" or experts:
+            what = "routes tokens to experts" if experts else "has dynamic RoPE"
+            raise ArenaError(
+                f"CUDA graphs: this target {what}, which reads values on the host in every pass; "
+                "leave --cuda-graphs out"
+            )
+        self._device = target.device
+        self._stream = torch.cuda.Stream(target.device)
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, call: Call) -> Call:
+        """Run ``call`` twice, for what libraries set up on first use, then capture it: what comes
+        back replays it. The call must give the same result however often it runs.
+        """
+        with CudaGraphs._capturing, torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                call()
+                call()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: other runs' threads may allocate meanwhile
+            with torch.cuda.graph(
+                graph,
+                pool=self._memory,
+                stream=self._stream,
+                capture_error_mode="thread_local",
+            ):
+                call()
+        return graph.replay
+
+
+def require_one_gpu(devices: Sequence[torch.device]) -> None:
+    """Raises ArenaError where CUDA graphs are not offered."""
+    if devices[0].type != "cuda":
+        raise ArenaError(
+            f"CUDA graphs need a CUDA GPU, and the models go to {devices[0]}; "
+            "leave --cuda-graphs out"
+        )
+    if len(devices) > 1:
+        raise ArenaError(
+            f"CUDA graphs need the whole target on one GPU, and it is spread over {len(devices)} "
+            "devices; leave --cuda-graphs out, or take a smaller target"
+        )
+
+
+class Inputs:
+    """A call's inputs: one block of bytes, filled on the host, moved in one copy.
+
+    sizes: numbers (int64) per name. flags: shape of an array of bool, or None. ``host`` has numpy
+    views, ``device`` tensors, by name; the flags are called "flags".
+    """
+
+    def __init__(
+        self, device: torch.device, sizes: dict[str, int], flags: tuple[int, int] | None = None
+    ) -> None:
+        count = 8 * sum(sizes.values())
+        total = count + (flags[0] * flags[1] if flags else 0)
+        self._host = torch.zeros(total, dtype=torch.uint8)
+        self._device = torch.zeros(total, dtype=torch.uint8, device=device)
+        self.host: dict[str, np.ndarray] = {}
+        self.device: dict[str, Tensor] = {}
+        for block, views in ((self._host, self.host), (self._device, self.device)):
+            parts = block[:count].view(torch.int64).split(list(sizes.values()))
+            views.update(zip(sizes, parts, strict=True))
+            if flags:
+                views["flags"] = block[count:].view(torch.bool).view(flags)
+        self.host = {name: view.numpy() for name, view in self.host.items()}
+
+    def send(self) -> None:
+        """Move what ``host`` holds to the device. Pageable memory is read before this returns."""
+        self._device.copy_(self._host, non_blocking=True)
+
+
+class Borrowed(Protocol):
+    """What a pool lends: a cache of ``window_limit`` readable rows that can be made new again."""
+
+    window_limit: int
+
+    def renew(self) -> None: ...
+
+    def free(self) -> None: ...
+
+
+Lent = TypeVar("Lent", bound=Borrowed)
+
+
+class Pool(Generic[Lent]):
+    """Caches that runs borrow. ``make`` makes one of at least so many readable rows."""
+
+    def __init__(self, make: Callable[[int], Lent]) -> None:
+        self._make = make
+        self._resting: list[Lent] = []
+        self._lock = threading.Lock()
+
+    def fits(self, rows: int) -> bool:
+        """Whether a cache at rest takes so many rows."""
+        return any(cache.window_limit >= rows for cache in self._resting)
+
+    def lend(self, rows: int) -> Lent:
+        """The shortest cache at rest that takes ``rows`` rows, or a new one."""
+        with self._lock:
+            fitting = [cache for cache in self._resting if cache.window_limit >= rows]
+            if fitting:
+                cache = min(fitting, key=lambda cache: cache.window_limit)
+                self._resting.remove(cache)
+        if fitting:
+            cache.renew()
+            return cache
+        self.clear()  # those at rest are too short, and nobody may need them again
+        return self._make(rows)
+
+    def take_back(self, cache: Lent) -> None:
+        with self._lock:
+            self._resting.append(cache)
+
+    def clear(self) -> bool:
+        """Free the caches at rest and what was captured over them; whether there were any."""
+        with self._lock:
+            resting, self._resting = self._resting, []
+        for cache in resting:
+            cache.free()
+        return bool(resting)
+
+
+class BorrowedCache(KVCache):
+    """A target's cache out of a pool. It has one row more than it may read: padding goes there.
+
+    passes: what was captured over it, by buckets and taps. outputs: where those passes leave their
+    results. ``written``: the end of the rows that the last one wrote.
+    """
+
+    def __init__(self, pool: Pool[BorrowedCache], window_limit: int, *args, **options) -> None:
+        super().__init__(*args, capacity=window_limit + 1, **options)
+        self._pool = pool
+        self.window_limit = window_limit
+        self.passes: dict[Hashable, VerifyPass] = {}
+        self.outputs: dict[Hashable, tuple[Tensor, Tensor | None]] = {}
+        self.lent, self.written = True, 0
+
+    def keep(self, rows: Sequence[int], index: Tensor | None = None) -> None:
+        super().keep(rows, index)
+        if self.written > self.length:
+            for block in self._blocks:
+                block[..., self.length : self.written, :].zero_()
+        self.written = self.length
+
+    def renew(self) -> None:
+        self.length, self.written, self.lent = 0, 0, True
+        for block in self._blocks:
+            block.zero_()
+
+    def close(self) -> None:
+        """End the run: the cache goes back to its pool."""
+        if self.lent:
+            self.lent = False
+            self._pool.take_back(self)
+
+    def free(self) -> None:
+        self.passes.clear()
+        self.outputs.clear()
+        super().close()
+
+
+class StaticVerify:
+    """The static form of a target's verify passes, and the caches they run over."""
+
+    def __init__(self, target, capture: Capture) -> None:
+        self._target, self._capture = target, capture
+        self.pool: Pool[BorrowedCache] = Pool(self._new_cache)
+
+    def _new_cache(self, rows: int) -> BorrowedCache:
+        roomy = roomy_bucket(rows)
+        if self._target.shortage(roomy + 1) is None:
+            rows = roomy
+        return BorrowedCache(self.pool, rows, **self._target.cache_layout)
+
+    def run(
+        self, tree: DraftTree, cache: KVCache, taps: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Logits [N, vocab] and tapped states of a tree of N nodes, valid until the cache's next
+        pass. None where there is no static form of it: a huge tree, a cache that is not borrowed.
+        """
+        rows, end = row_bucket(len(tree)), cache.length + len(tree)
+        if rows is None or not isinstance(cache, BorrowedCache) or end > cache.window_limit:
+            return None
+        window = min(cache_bucket(end), cache.window_limit)
+        key = rows, window, tuple(taps)
+        if key not in cache.passes:
+            cache.passes[key] = VerifyPass(self._target, cache, *key)
+        return cache.passes[key].run(tree, self._capture)
+
+
+class VerifyPass:
+    """The pass over a tree of ``rows`` nodes at most that reads ``window`` rows of the cache."""
+
+    def __init__(
+        self, target, cache: BorrowedCache, rows: int, window: int, taps: tuple[int, ...]
+    ) -> None:
+        self._target, self._cache, self._taps = target, cache, taps
+        self._rows, self._window = rows, window
+        sizes = {"tokens": rows, "positions": rows, "places": rows, "length": 1}
+        self._inputs = Inputs(target.device, sizes, flags=(rows, rows))
+        self._columns = torch.arange(window, device=target.device)
+        self._replay: Call | None = None
+
+    def run(self, tree: DraftTree, capture: Capture) -> tuple[Tensor, Tensor | None]:
+        """As ``StaticVerify.run``."""
+        count, length = len(tree), self._cache.length
+        host = self._inputs.host
+        host["tokens"][:count] = tree.tokens
+        host["tokens"][count:] = 0
+        host["positions"][:] = length
+        host["positions"][:count] += tree.depths()
+        host["places"][:] = self._cache.window_limit  # the row beyond every window
+        host["places"][:count] = np.arange(length, length + count)
+        host["length"][:] = length
+        host["flags"][:] = False
+        host["flags"][:, 0] = True  # padding too: it sees the root
+        host["flags"][:count, :count] = tree.ancestor_mask()
+        self._inputs.send()
+        if self._replay is None:
+            self._replay = capture(self._forward)
+        self._replay()
+        self._cache.written = length + count
+        logits, hidden = self._cache.outputs[self._rows, self._taps]
+        return logits[:count], None if hidden is None else hidden[:count]
+
+    def _forward(self) -> None:
+        """Reads the inputs, writes the cache and the outputs; the same kernels every time."""
+        inputs, cache = self._inputs.device, self._cache
+        cache.place = inputs["places"], self._window
+        try:
+            output = self._target.forward_in_place(
+                inputs["tokens"], inputs["positions"], cache, mask=self._mask(), taps=self._taps
+            )
+        finally:
+            cache.place = None
+        # Passes of one bucket of rows share their outputs, whatever they read: a cache has one run.
+        news = output.logits, output.hidden
+        results = cache.outputs.setdefault((self._rows, self._taps), news)
+        for result, new in zip(results, news, strict=True):
+            if result is not None and result is not new:
+                result.copy_(new)
+
+    def _mask(self) -> Tensor:
+        """bool [rows, window]: what is committed, and of the tree what the flags say."""
+        length, flags = self._inputs.device["length"], self._inputs.device["flags"]
+        node = self._columns - length
+        tree = flags.index_select(1, node.clamp(0, self._rows - 1))
+        return (self._columns < length) | (tree & (node >= 0) & (node < self._rows))
