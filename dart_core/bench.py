@@ -95,8 +95,8 @@ class Bench:
             self.engine.chat_ids, system_prompt=system_prompt, enable_thinking=enable_thinking
         )
         raw_ids = partial(raw_prompt_ids, self.engine.tokenizer) if raw else None
-        prompts = _in_turns([(name, prompt) for prompt in each] for name, each in sets.items())
-        pace = _Pace(len(prompts))
+        prompts = in_turns([(name, prompt) for prompt in each] for name, each in sets.items())
+        pace = Pace(len(prompts))
         for name, prompt in prompts:
             result = Result(name, prompt.name)
             prompt.run(chat_ids, raw_ids, partial(self._replay_turn, result))
@@ -142,7 +142,7 @@ class Bench:
         sets: dict[str, list[Result]] = {}
         for result in self.results:
             sets.setdefault(result.set, []).append(result)
-        chosen = _in_turns(
+        chosen = in_turns(
             list(enumerate(each[:limit], number)) for number, each in enumerate(sets.values())
         )
         if not chosen:
@@ -150,7 +150,7 @@ class Bench:
         warm_up = replace(self.settings, max_new_tokens=WARM_UP_TOKENS, stop=())
         for name in self.names:  # first forwards allocate and tune
             self.engine.generate(chosen[0][1].texts[0][0], name, warm_up)
-        pace = _Pace(len(chosen))
+        pace = Pace(len(chosen))
         for turn, result in chosen:
             self._time_prompt(result, in_rotation(self.names, turn))
             shown = [f"{name} {timed.rate or 0:.1f}" for name, timed in result.timed.items()]
@@ -190,7 +190,7 @@ def in_rotation(names: Sequence[str], turn: int) -> list[str]:
     return order[start:] + order[:start]
 
 
-def _in_turns(groups: Iterable[Sequence]) -> list:
+def in_turns(groups: Iterable[Sequence]) -> list:
     """One of each group, then the next of each."""
     nothing = object()
     rows = zip_longest(*groups, fillvalue=nothing)
@@ -201,7 +201,7 @@ def _tau(counts: Counts) -> str:
     return f"{counts.tokens / counts.steps:.2f}" if counts.steps else "-"
 
 
-class _Pace:
+class Pace:
     """How far a phase is, and how long it will still take."""
 
     def __init__(self, total: int) -> None:

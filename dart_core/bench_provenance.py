@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dart_core.bench import Bench
+from dart_core.bench_speed import SpeedBench
 from dart_core.report import settings_record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +22,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def bench_provenance(
-    bench: Bench, arguments: Sequence[str], prompt_files: Mapping[str, Path]
+    bench: Bench | SpeedBench, arguments: Sequence[str], prompt_files: Mapping[str, Path]
 ) -> dict[str, Any]:
     """Command, date, versions, machine, models, settings and prompts; no folder of this machine."""
     facts = dict(bench.engine.facts)

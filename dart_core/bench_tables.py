@@ -30,7 +30,7 @@ def tables(record: Mapping[str, Any], headline: int) -> str:
     return "\n\n".join(parts)
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
@@ -65,7 +65,7 @@ def _budget_table(variants: Sequence[Mapping], *, differences: bool = False) -> 
                 cell += f" ({at['difference']['value']:+.2f})"
             cells.append(cell)
         rows.append([variant["name"], *cells])
-    return _markdown(["", *budgets], rows)
+    return markdown(["", *budgets], rows)
 
 
 def _span(interval: Sequence[float] | None) -> str:
@@ -102,7 +102,7 @@ def _set_table(record: Mapping[str, Any]) -> str:
     ]
     if len(rows) > 1:
         rows.append(row("mean", len(record["prompts"]), record["engines"], details.__getitem__))
-    text = _markdown(header, rows)
+    text = markdown(header, rows)
     if timed:
         text += "\n\n" + "; ".join(_run_line(name, e) for name, e in record["engines"].items())
     return text
@@ -124,7 +124,7 @@ def _run_line(name: str, engine: Mapping) -> str:
 def _position_table(variants: Sequence[Mapping], headline: str) -> str:
     shares = [variant["budgets"][headline]["acceptance_by_position"] for variant in variants]
     deepest = max(map(len, shares), default=0)
-    return _markdown(
+    return markdown(
         ["", *map(str, range(1, deepest + 1))],
         (
             [variant["name"], *(f"{s:.2f}" for s in row), *["0.00"] * (deepest - len(row))]

@@ -1,4 +1,6 @@
-"""The command bench: prompt sets × engines × settings, as tables and as JSON."""
+"""The command bench: prompt sets × engines × settings, as tables and as JSON. The suite speed runs
+in cli_bench_speed.py.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,10 @@ from dart_core.weights import resolve
 DEFAULT_SETS = ("chat", "code", "maths", "translation", "extraction")
 PROMPTS = ROOT / "assets" / "prompts"
 BUDGETS = (8, 16, 32, 60)
+SPEED_TREE_BUDGET = 16
+PARTS = ("startup", "floors", "contexts", "pruner", "prompts")  # of the suite speed, as it runs
+ACCEPTANCE_ONLY = ("speed_prompts", "profile", "ablate", "other_dart_head", "cache")
+SPEED_ONLY = ("contestants", "parts", "repeats", "threads", "max_context", "figure", "quick")
 
 
 def add_bench_parser(commands) -> None:
@@ -40,7 +46,15 @@ def add_bench_parser(commands) -> None:
         help="acceptance and speed of engines and settings over prompt sets",
         conflict_handler="resolve",  # two flags have other defaults here than elsewhere
     )
-    parser.set_defaults(run=run_bench)
+    parser.set_defaults(run=_run)
+    parser.add_argument(
+        "--suite",
+        choices=("acceptance", "speed"),
+        default="acceptance",
+        help="acceptance: τ by replay, and the engines' speed; speed: the engines, their settings "
+        "and transformers' own decoding in one run, with floors, contexts, start-up and search "
+        "(default: acceptance)",
+    )
     parser.add_argument(
         "--engines",
         type=engine_list,
@@ -69,20 +83,25 @@ def add_bench_parser(commands) -> None:
     add_model_arguments(parser)
     add_run_arguments(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    group.add_argument("--max-new-tokens", type=int, metavar="N", help="default: 128")
     group.add_argument(
         "--tree-budgets",
         type=_budgets,
-        default=BUDGETS,
         metavar="LIST",
-        help=f"τ is measured at each (default: {','.join(map(str, BUDGETS))})",
+        help=f"acceptance: τ is measured at each (default: {','.join(map(str, BUDGETS))}); speed: "
+        "the engines also run with each (default: none)",
     )
     group.add_argument(
         "--tree-budget",
         type=int,
         metavar="N",
-        help="of the timed runs and of the engines' τ (default: the largest of --tree-budgets)",
+        help="of the timed runs and of the engines' τ (default: the largest of --tree-budgets; "
+        f"speed: {SPEED_TREE_BUDGET})",
     )
+    parser.add_argument(
+        "--json", metavar="PATH|-", help='write everything as JSON; "-": to stdout, nothing else'
+    )
+    group = parser.add_argument_group("measuring, suite acceptance")
     group.add_argument(
         "--speed-prompts",
         type=int,
@@ -117,9 +136,51 @@ def add_bench_parser(commands) -> None:
     group.add_argument(
         "--cache-gib", type=float, default=4.0, metavar="N", help="size of --cache (default: 4)"
     )
-    parser.add_argument(
-        "--json", metavar="PATH|-", help='write everything as JSON; "-": to stdout, nothing else'
+    group = parser.add_argument_group(
+        "measuring, suite speed", "All contestants run with the same threads, greedily."
     )
+    group.add_argument(
+        "--contestants",
+        type=_names,
+        metavar="LIST",
+        help="with commas, ar always included: generate, generate-lookup, ar, dart, eagle3, "
+        "dart-auto, eagle3-auto, dart-no-ngram, dart-lookup, and dart-N, eagle3-N for each N of "
+        "--tree-budgets (default: all of these that the loaded heads allow); also eagle3-lookup, "
+        "dart-auto-lookup, eagle3-auto-lookup",
+    )
+    group.add_argument(
+        "--parts",
+        type=_names,
+        metavar="LIST",
+        help=f"of the suite, with commas: {', '.join(PARTS)} (default: all)",
+    )
+    group.add_argument(
+        "--repeats", type=int, metavar="N", help="runs of each prompt and contestant (default: 3)"
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="default: as torch chooses")
+    group.add_argument(
+        "--max-context",
+        type=int,
+        metavar="N",
+        help="the longest context that steps are timed behind (default: 4096)",
+    )
+    group.add_argument(
+        "--figure", metavar="PATH", help="write the speeds as a picture there, an SVG file"
+    )
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        default=None,
+        help="under 15 minutes on two cores: few prompts, tokens, repeats, short contexts; flags "
+        "win over it",
+    )
+
+
+def _names(text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them")
+    return list(dict.fromkeys(names))
 
 
 def _budgets(text: str) -> tuple[int, ...]:
@@ -129,8 +190,27 @@ def _budgets(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r}: expected numbers like 16,60") from None
 
 
+def _run(args: Namespace) -> int:
+    others = {"speed": ACCEPTANCE_ONLY, "acceptance": SPEED_ONLY}[args.suite]
+    for name in others:
+        value = getattr(args, name)
+        if value not in (None, []) and value is not False:  # 0 was given
+            suite = "acceptance" if args.suite == "speed" else "speed"
+            raise ArenaError(
+                f"--{name.replace('_', '-')} is of --suite {suite}: leave it out, or ask for that "
+                "suite"
+            )
+    if args.suite == "speed":
+        from dart_core.cli_bench_speed import run_speed_bench
+
+        return run_speed_bench(args)
+    return run_bench(args)
+
+
 def run_bench(args: Namespace) -> int:
     files = prompt_files(args.prompt_file)
+    args.tree_budgets = args.tree_budgets or BUDGETS
+    args.max_new_tokens = 128 if args.max_new_tokens is None else args.max_new_tokens
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1, "turns": 1})
     at_least(args, {"speed_prompts": 0, "cache_gib": 0})
     check_destination(args.json)
@@ -142,7 +222,7 @@ def run_bench(args: Namespace) -> int:
     budgets = sorted({*args.tree_budgets, headline})
     for budget in budgets:
         replace(settings.draft, tree_budget=budget)  # raises where it is out of range
-    sets = {name: _first_turns(path, args) for name, path in files.items()}
+    sets = {name: first_turns(path, args) for name, path in files.items()}
 
     names = args.engines and ["ar", *(name for name in args.engines if name != "ar")]
     engine = load(args, names)
@@ -213,7 +293,7 @@ def prompt_files(given: list[str] | None) -> dict[str, Path]:
     return files
 
 
-def _first_turns(path: Path, args: Namespace) -> list[Prompt]:
+def first_turns(path: Path, args: Namespace) -> list[Prompt]:
     prompts = read_prompt_file(path, args.limit)
     return [replace(prompt, turns=prompt.turns[: args.turns]) for prompt in prompts]
 
