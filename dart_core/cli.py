@@ -135,6 +135,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DTYPE",
         help="float32, bfloat16, float16; auto: bfloat16 where the hardware has it",
     )
+    group.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="capture verify and draft passes as CUDA graphs, on one GPU (default: off; not yet "
+        "verified on a GPU)",
+    )
 
 
 def model_references(args: argparse.Namespace) -> dict[str, str]:

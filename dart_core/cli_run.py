@@ -29,7 +29,9 @@ from dart_core.report import (
     run_record,
     write_json,
 )
+from dart_core.room import devices_for
 from dart_core.sampling import SamplingParams
+from dart_core.static_shapes import require_one_gpu
 from dart_core.step import Step
 from dart_core.target import parse_device
 from dart_core.templates import TEMPLATE_REGISTRY
@@ -117,6 +119,12 @@ def check_models(args: Namespace) -> None:
                 f"--device {args.device} and --device-map {args.device_map}: give one of them"
             )
         parse_device(args.device)
+    if args.cuda_graphs:
+        require_one_gpu(devices_for(_device(args), args.device_map))
+
+
+def _device(args: Namespace) -> str | None:
+    return None if args.device == "auto" else args.device
 
 
 def _prompts(args: Namespace) -> list[Prompt]:
@@ -180,8 +188,9 @@ def load(
         small_ngram=args.ngram == "small",
         engines=engines,
         dtype=dtype and getattr(torch, dtype),
-        device=None if args.device == "auto" else args.device,
+        device=_device(args),
         device_map=args.device_map,
+        cuda_graphs=args.cuda_graphs,
         source=args.source,
         progress=progress,
     )

@@ -106,6 +106,7 @@ class Engine:
         device: str | torch.device | None = None,
         device_map: str | dict | None = None,
         rope_theta: float | None = None,
+        cuda_graphs: bool = False,
         source: str = HUB,
         progress: Callable[[str], None] = logger.info,
     ) -> Engine:
@@ -118,7 +119,8 @@ class Engine:
         engines: which of "ar", "dart", "eagle3" to load; None loads all that the preset has or
         that are given, and DART where an id brings it. device: None takes the first GPU, or all of
         them (device_map "auto") where the target needs several, else the CPU. rope_theta: overrides
-        the EAGLE3 head's RoPE base. source: where ids come from, "hub" or "modelscope".
+        the EAGLE3 head's RoPE base. cuda_graphs: capture verify and draft passes as CUDA graphs, on
+        one GPU. source: where ids come from, "hub" or "modelscope".
         ``progress`` gets one line per phase, with seconds and GiB. Raises ArenaError that names
         what is missing or too small, with the figures, and the remedy.
         """
@@ -134,6 +136,7 @@ class Engine:
             device=device,
             device_map=device_map,
             rope_theta=rope_theta,
+            cuda_graphs=cuda_graphs,
             source=source,
             progress=progress,
         )

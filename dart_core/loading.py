@@ -31,6 +31,7 @@ from dart_core.room import (
     needs_streaming,
     part_of,
 )
+from dart_core.static_shapes import require_one_gpu
 from dart_core.target import Target, default_device, parse_device
 from dart_core.trio import FLAGS, WORDS, Trio, choose_trio, preset_by_sizes, require_partner
 
@@ -54,6 +55,7 @@ def load_models(
     device: str | torch.device | None,
     device_map: str | dict | None,
     rope_theta: float | None,
+    cuda_graphs: bool = False,
     source: str = HUB,
     progress: Progress,
 ) -> Loaded:
@@ -92,6 +94,8 @@ def load_models(
         progress(f"the host's memory cannot hold the target: it goes to {first} piece by piece")
         device_map = {"": str(first)}
     devices = devices_for(device, device_map)
+    if cuda_graphs:
+        require_one_gpu(devices)
     check_room(parts, devices, preset=trio.preset, progress=progress)
 
     folder = weights.resolve(trio.target, kind="target", progress=progress)
@@ -104,7 +108,13 @@ def load_models(
         weights.resolve(trio.ngram, kind="ngram", filename=filename, progress=progress)
     with memory_told(f"loading the target {trio.target}", devices[0]):
         tokenizer, loaded = _load_target(
-            folder, trio.target, dtype=dtype, device=device, device_map=device_map, say=progress
+            folder,
+            trio.target,
+            progress,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            cuda_graphs=cuda_graphs,
         )
     base = get_preset(preset) if isinstance(preset, str) else preset
     facts: dict[str, Any] = {"target": trio.target, "preset": base.name if base else None}
@@ -132,6 +142,9 @@ def load_models(
             facts["ngram"] = trio.ngram
         facts["ngrams"] = list(ngrams)
         drafters[name] = DartDrafter(head, ngrams, loaded.embed)
+    if cuda_graphs:
+        for drafter in drafters.values():
+            drafter.use_static_shapes(loaded.capture)
     facts["notices"] = loading_notices(drafters)
     for line in facts["notices"]:
         progress(line)
@@ -217,15 +230,13 @@ def _ngram_names(trio: Trio) -> Preset:
     return trio.preset or get_preset(DEFAULT_PRESET)  # all published trios have the same names
 
 
-def _load_target(
-    folder: Path, reference: str, *, dtype, device, device_map, say: Progress
-) -> tuple[Any, Target]:
+def _load_target(folder: Path, reference: str, say: Progress, **options) -> tuple[Any, Target]:
     started = time.perf_counter()
     tokenizer = weights.load_tokenizer(folder)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if size > 2**30:
         say(f"loading target {reference}: {gib(size)}")
-    target = Target.load(folder, dtype=dtype, device=device, device_map=device_map)
+    target = Target.load(folder, **options)
     _require_placed(target, reference)
     where = ", ".join(dict.fromkeys(str(device) for device in target.layer_devices))
     say(

@@ -86,6 +86,7 @@ def test_what_is_the_pages_alone_is_refused_with_the_api(api, flag):
         (["--template-name", "vicuna"], "known templates: qwen, chatml"),
         (["--preset", "qwen3-9b"], "known presets: demo, qwen3-1.7b"),
         (["--device", "cpu", "--device-map", "auto"], "give one of them"),
+        (["--device", "cpu", "--cuda-graphs"], "CUDA graphs need a CUDA GPU, and the models go to"),
         (["--dart-model-name-or-path", "Qwen/Qwen3-8B"], "not a DART head: give"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from dart_core.drafters import DraftSettings
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.drafters.dart import DartDrafter
 from dart_core.drafters.eagle3 import Eagle3Drafter
+from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, Eagle3Head
 from dart_core.sampling import SamplingParams, first_maxima, greedy_tokens
@@ -40,6 +42,7 @@ from dart_core.static_shapes import (
 from dart_core.target import Target
 from dart_core.tree import DraftTree
 
+GOLDEN = Path(__file__).parent / "golden"
 TAPS = (1, 2, 3)
 CLOSE = {"rtol": 1e-4, "atol": 2e-4}  # logits reach 10, tapped states 100
 TEXT = np.random.default_rng(7).integers(0, 512, 400)
@@ -442,6 +445,30 @@ def test_graphs_are_refused_where_they_cannot_be(tmp_path):
     with pytest.raises(ArenaError, match="spread over 2 devices"):
         require_one_gpu(gpus)
     require_one_gpu(gpus[:1])
+
+
+def test_the_switch_reaches_target_and_drafters(monkeypatch):
+    """Engine.load with graphs, and calls recorded in their place: trained heads, the same text."""
+    capture = RecordedCalls()
+    monkeypatch.setattr("dart_core.target.CudaGraphs", lambda target: capture)
+    for module in ("target", "loading"):
+        monkeypatch.setattr(f"dart_core.{module}.require_one_gpu", lambda devices: None)
+        # A packed product is none of torch's operators, so nothing of it would be recorded.
+        monkeypatch.setattr(f"dart_core.{module}.pack_linears", lambda model: None)
+    for name, head in (("dart", {"dart": "dart"}), ("eagle3", {"eagle3": "head"})):
+        checkpoint = GOLDEN / name / "checkpoint"
+        parts = {role: checkpoint / folder for role, folder in head.items()}
+        parts |= {"target": checkpoint / "target", "dtype": torch.float32, "device": "cpu"}
+        settings = GenerationSettings(max_new_tokens=40, ignore_eos=True)
+        expected = Engine.load(**parts).generate([5, 9, 23], "ar", settings).output_ids
+        engine = Engine.load(**parts, cuda_graphs=True)
+        before = capture.replayed
+        for each in ("ar", name):
+            made = engine.generate([5, 9, 23], each, settings)
+            assert made.output_ids == expected
+        drafted = sum(step.kind == "verify" for step in made.steps)
+        assert capture.replayed - before == 39 + 2 * drafted  # a short prompt is drafted from too
+        assert max(step.accepted for step in made.steps) >= 2
 
 
 # On a GPU
