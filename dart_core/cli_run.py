@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dart_core.advice import short_answers
+from dart_core.capture import require_one_gpu
 from dart_core.cli import DTYPES, at_least, model_references
 from dart_core.drafters import NGRAM_OFF, DraftSettings
 from dart_core.engine import Engine, Generation, GenerationSettings
@@ -31,7 +32,6 @@ from dart_core.report import (
 )
 from dart_core.room import devices_for
 from dart_core.sampling import SamplingParams
-from dart_core.static_shapes import require_one_gpu
 from dart_core.step import Step
 from dart_core.target import parse_device
 from dart_core.templates import TEMPLATE_REGISTRY

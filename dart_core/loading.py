@@ -11,6 +11,7 @@ import torch
 
 from dart_core import weights
 from dart_core.advice import loading_notices
+from dart_core.capture import require_one_gpu
 from dart_core.drafters import NGRAM_OFF, Drafter
 from dart_core.drafters.dart import DartDrafter
 from dart_core.drafters.eagle3 import Eagle3Drafter
@@ -31,7 +32,6 @@ from dart_core.room import (
     needs_streaming,
     part_of,
 )
-from dart_core.static_shapes import require_one_gpu
 from dart_core.target import Target, default_device, parse_device
 from dart_core.trio import FLAGS, WORDS, Trio, choose_trio, preset_by_sizes, require_partner
 
@@ -143,6 +143,7 @@ def load_models(
         facts["ngrams"] = list(ngrams)
         drafters[name] = DartDrafter(head, ngrams, loaded.embed)
     if cuda_graphs:
+        facts["cuda_graphs"] = True
         for drafter in drafters.values():
             drafter.use_static_shapes(loaded.capture)
     facts["notices"] = loading_notices(drafters)

@@ -13,18 +13,18 @@ cache rows to write, the committed length, who sees whom in the tree. Trees are 
 
 Addresses are why caches are borrowed here, not made: a ``BorrowedCache`` returns to its pool when
 its run closes it, with everything captured over it, and the next run that fits in it replays at
-once. A graph per run would be captured again in every answer, at the cost of some dozen steps. As
-many caches exist as runs have overlapped; those at rest are freed where memory lacks or a run needs
-a longer one, and their graphs with them.
+once. A graph per run would be captured again in every answer, at the cost of some dozen steps; so
+only the first pass of a bucket is slow, in the run that first needs it. As many caches exist as
+runs have overlapped; those at rest are freed, and their graphs with them, where memory lacks or a
+run needs a longer one.
 
-The graphs replay on one device, in the order of its current stream; they share the memory of their
-intermediate tensors. Outputs are kept apart per cache: an output is valid until that cache's next
-pass of the same bucket. The draft heads' passes are in static_heads.py.
+Graphs share the memory of their intermediate tensors, so they replay one after the other, in the
+order of the device's current stream. Outputs are kept apart per cache: one is valid until that
+cache's next pass. The draft heads' passes are in drafters/static.py.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -34,17 +34,12 @@ import torch
 from torch import Tensor
 
 from dart_core.cache import KVCache
-from dart_core.errors import ArenaError
+from dart_core.capture import Call, Capture
 from dart_core.tree import DraftTree
-
-logger = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 CACHE_STEP = 256  # the smallest window, and the finest step between windows
 ROOMY = 4096  # up to here a borrowed cache's length is a power of two, if memory allows
-
-Call = Callable[[], None]
-Capture = Callable[[Call], Call]
 
 
 def row_bucket(rows: int, buckets: Sequence[int] = ROW_BUCKETS) -> int | None:
@@ -61,69 +56,6 @@ def cache_bucket(rows: int) -> int:
 def roomy_bucket(rows: int) -> int:
     """How long to make a cache of ``rows`` rows, so that runs somewhat longer fit in it too."""
     return max(cache_bucket(rows), min(1 << (rows - 1).bit_length(), ROOMY))
-
-
-def run_eagerly(call: Call) -> Call:
-    """Captures nothing: the call itself runs every time. The static form on a CPU."""
-    return call
-
-
-class CudaGraphs:
-    """Captures calls on one CUDA device. Raises ArenaError for a target that cannot be captured."""
-
-    # torch takes one capture at a time into a pool of graph memory.
-    _capturing = threading.Lock()
-
-    def __init__(self, target) -> None:
-        require_one_gpu(list(dict.fromkeys([target.device, *target.layer_devices])))
-        rope = (getattr(target.config, "rope_parameters", None) or {}).get("rope_type")
-        experts = getattr(target.config, "num_experts", None) or getattr(
-            target.config, "num_local_experts", None
-        )
-        if rope == "dynamic" or experts:
-            what = "routes tokens to experts" if experts else "has dynamic RoPE"
-            raise ArenaError(
-                f"CUDA graphs: this target {what}, which reads values on the host in every pass; "
-                "leave --cuda-graphs out"
-            )
-        self._device = target.device
-        self._stream = torch.cuda.Stream(target.device)
-        self._memory = torch.cuda.graph_pool_handle()
-
-    def __call__(self, call: Call) -> Call:
-        """Run ``call`` twice, for what libraries set up on first use, then capture it: what comes
-        back replays it. The call must give the same result however often it runs.
-        """
-        with CudaGraphs._capturing, torch.cuda.device(self._device):
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                call()
-                call()
-            torch.cuda.current_stream().wait_stream(self._stream)
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: other runs' threads may allocate meanwhile
-            with torch.cuda.graph(
-                graph,
-                pool=self._memory,
-                stream=self._stream,
-                capture_error_mode="thread_local",
-            ):
-                call()
-        return graph.replay
-
-
-def require_one_gpu(devices: Sequence[torch.device]) -> None:
-    """Raises ArenaError where CUDA graphs are not offered."""
-    if devices[0].type != "cuda":
-        raise ArenaError(
-            f"CUDA graphs need a CUDA GPU, and the models go to {devices[0]}; "
-            "leave --cuda-graphs out"
-        )
-    if len(devices) > 1:
-        raise ArenaError(
-            f"CUDA graphs need the whole target on one GPU, and it is spread over {len(devices)} "
-            "devices; leave --cuda-graphs out, or take a smaller target"
-        )
 
 
 class Inputs:
@@ -173,7 +105,8 @@ class Pool(Generic[Lent]):
     def __init__(self, make: Callable[[int], Lent]) -> None:
         self._make = make
         self._resting: list[Lent] = []
-        self._lock = threading.Lock()
+        # The collector may close an abandoned run while this thread is in here.
+        self._lock = threading.RLock()
 
     def fits(self, rows: int) -> bool:
         """Whether a cache at rest takes so many rows."""
@@ -264,7 +197,10 @@ class StaticVerify:
         pass. None where there is no static form of it: a huge tree, a cache that is not borrowed.
         """
         rows, end = row_bucket(len(tree)), cache.length + len(tree)
-        if rows is None or not isinstance(cache, BorrowedCache) or end > cache.window_limit:
+        if not isinstance(cache, BorrowedCache):
+            return None
+        cache.written = end
+        if rows is None or end > cache.window_limit:
             return None
         window = min(cache_bucket(end), cache.window_limit)
         key = rows, window, tuple(taps)
@@ -304,7 +240,6 @@ class VerifyPass:
         if self._replay is None:
             self._replay = capture(self._forward)
         self._replay()
-        self._cache.written = length + count
         logits, hidden = self._cache.outputs[self._rows, self._taps]
         return logits[:count], None if hidden is None else hidden[:count]
 

@@ -19,9 +19,10 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from dart_core.cache import KVCache, free_memory
+from dart_core.capture import Capture, CudaGraphs, require_one_gpu, run_eagerly
 from dart_core.errors import ArenaError
 from dart_core.packing import pack_linears
-from dart_core.static_shapes import Capture, CudaGraphs, StaticVerify, require_one_gpu, run_eagerly
+from dart_core.static_shapes import StaticVerify
 from dart_core.tree import DraftTree
 from dart_core.weights import readable
 

@@ -21,6 +21,7 @@ from models import (
 from replaying import RecordedCalls
 
 from dart_core import static_shapes
+from dart_core.capture import CudaGraphs, require_one_gpu, run_eagerly
 from dart_core.check import compare
 from dart_core.drafters import DraftSettings
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
@@ -32,12 +33,9 @@ from dart_core.heads import DartHead, Eagle3Head
 from dart_core.sampling import SamplingParams, first_maxima, greedy_tokens
 from dart_core.static_shapes import (
     BorrowedCache,
-    CudaGraphs,
     cache_bucket,
-    require_one_gpu,
     roomy_bucket,
     row_bucket,
-    run_eagerly,
 )
 from dart_core.target import Target
 from dart_core.tree import DraftTree
@@ -217,6 +215,9 @@ def test_what_has_no_static_form_runs_in_the_dynamic_one(monkeypatch):
     cache, expected = filled(target, 10, 100), filled(dynamic, 10, 100)
     theirs = dynamic.verify(huge, expected).logits
     torch.testing.assert_close(target.verify(huge, cache).logits, theirs, **CLOSE)
+    cache._blocks[0][..., 12:15, :] = torch.nan
+    cache.keep([0, 1])
+    assert cache._blocks[0].isfinite().all()  # its rejected nodes are cleared too
     foreign = filled(dynamic, 10, 100)  # not out of the target's pool
     torch.testing.assert_close(target.verify(huge, foreign).logits, theirs, **CLOSE)
     assert not cache.passes

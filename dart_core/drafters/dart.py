@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dart_core.capture import Capture, run_eagerly
 from dart_core.drafters import NGRAM_OFF, DraftRun, DraftSettings, Proposal
 from dart_core.drafters.lookup import with_lookup
 from dart_core.drafters.observed import Observed
@@ -17,7 +18,6 @@ from dart_core.errors import ArenaError
 from dart_core.heads.dart import DartHead
 from dart_core.ngram import NgramModel
 from dart_core.pruner import TreePruner
-from dart_core.static_shapes import Capture, run_eagerly
 
 CANDIDATES_PER_LEVEL = 25
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dart_core.capture import Capture, run_eagerly
 from dart_core.drafters import DraftRun, DraftSettings, Proposal
 from dart_core.drafters.lookup import with_lookup
 from dart_core.drafters.observed import Observed
 from dart_core.drafters.static import StaticHead
 from dart_core.heads.eagle3 import Eagle3Head
-from dart_core.static_shapes import Capture, run_eagerly
 from dart_core.tree import Candidates, DraftTree
 
 

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dart_core.capture import Call, Capture
 from dart_core.heads.layers import DraftHead, HeadCache
 from dart_core.static_shapes import (
-    Call,
-    Capture,
     Inputs,
     Pool,
     cache_bucket,
