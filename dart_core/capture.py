@@ -1,4 +1,4 @@
-"""Capturing a call over fixed tensors so that it can be replayed: as a CUDA graph, or not at all."""
+"""A call over fixed tensors, captured so that it can be replayed: a CUDA graph, or not at all."""
 
 from __future__ import annotations
 
