@@ -1,4 +1,4 @@
-"""What a step cannot be quicker than on this machine, and how it grows with the context.
+"""What a step cannot be quicker than on this machine.
 
 A forward of few rows is bound by reading the weights once, one of many rows by its arithmetic. Both
 rates are measured here, with the threads and in the dtype of the run. Everything is timed in
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dart_core.bench_stock import StockTarget
 from dart_core.cache import free_memory
 from dart_core.drafters import DraftSettings
 from dart_core.engine import Engine
@@ -24,9 +23,6 @@ from dart_core.tree import DraftTree
 BUFFER_BYTES = 1 << 30  # far beyond any cache
 MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}  # of the product that tells the rate
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXTS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-TREE_NODES = 16  # of the verify pass whose growth with the context is told
-PREFILL_ROWS = 1024  # at once, of the stock model
 
 Log = Callable[[str], None]
 
@@ -158,10 +154,10 @@ def measure_floors(
     rate = matmul_rate(target.device, target.dtype, rounds)
     log(f"floors: verify passes of {', '.join(map(str, rows))} nodes")
     cache = target.new_cache(context + max(rows))
-    tokens = _some_tokens(target, context + 1)
+    tokens = some_tokens(target, context + 1)
     try:
         target.prefill(tokens[:context], cache)
-        trees = {count: _some_tree(target, count) for count in rows}
+        trees = {count: some_tree(target, count) for count in rows}
         measured = in_rounds(
             {
                 count: (lambda tree=tree: target.verify(tree, cache))
@@ -224,142 +220,13 @@ def _draft_floors(engine: Engine, draft: DraftSettings, bandwidth: float) -> dic
     return found
 
 
-def _some_tokens(target: Target, count: int) -> torch.Tensor:
+def some_tokens(target: Target, count: int) -> torch.Tensor:
+    """Random ids, int64 [count], the same ones in every call."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, target.vocab_size, (count,), generator=generator)
 
 
-def _some_tree(target: Target, nodes: int) -> DraftTree:
+def some_tree(target: Target, nodes: int) -> DraftTree:
     """A tree in which every node has two children."""
     parents = [-1, *((node - 1) // 2 for node in range(1, nodes))]
-    return DraftTree.of(_some_tokens(target, nodes), parents)
-
-
-# Contexts -----------------------------------------------------------------------------------------
-
-
-def context_lengths(longest: int) -> list[int]:
-    """The usual lengths up to ``longest``, and that one."""
-    return sorted({*(length for length in CONTEXTS if length < longest), longest})
-
-
-def measure_contexts(
-    engine: Engine,
-    stock: StockTarget | None,
-    draft: DraftSettings,
-    *,
-    longest: int,
-    rounds: int,
-    log: Log,
-) -> dict[str, Any]:
-    """Seconds of a plain step, a verify pass, each head's drafting and a forward of the stock model
-    behind contexts of random tokens, and the bytes that a token's keys and values take.
-
-    A head's run grows by a token in each round, which is nothing beside its context.
-    """
-    lengths = context_lengths(longest)
-    probes = []
-    try:
-        for length in lengths:
-            log(f"contexts: reading {length} tokens")
-            probes.append(_Probe(engine, stock, draft, length, rounds))
-        log(f"contexts: steps behind {', '.join(map(str, lengths))} tokens")
-        works = {
-            (probe.length, name): work for probe in probes for name, work in probe.works.items()
-        }
-        found = in_rounds(works, engine.target.device, rounds, log)
-        names = list(probes[0].works)
-        kv_bytes = probes[-1].bytes_per_token()
-    finally:
-        for probe in probes:
-            probe.close()
-    rows = [
-        {"context": length, "seconds": {name: found[length, name] for name in names}}
-        for length in lengths
-    ]
-    return {
-        "tree_nodes": TREE_NODES,
-        "max_position_embeddings": getattr(engine.target.config, "max_position_embeddings", None),
-        "kv_bytes_per_token": kv_bytes,
-        "rows": rows,
-        "growth": {name: _growth(rows, name) for name in names},
-    }
-
-
-def _growth(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float | None]:
-    """seconds_per_1000: more for a thousand more tokens, over all lengths. times: longest ÷
-    shortest.
-    """
-    lengths = [row["context"] for row in rows]
-    medians = [row["seconds"][name]["median"] for row in rows]
-    slope = None if len(rows) < 2 else float(1000 * np.polyfit(lengths, medians, 1)[0])
-    return {"seconds_per_1000": slope, "times": medians[-1] / medians[0]}
-
-
-class _Probe:
-    """All that can be timed behind one context; ``works`` has it by name."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        stock: StockTarget | None,
-        draft: DraftSettings,
-        length: int,
-        rounds: int,
-    ) -> None:
-        target = engine.target
-        self.length, self.works = length, {}
-        self.runs, self.stock_cache = [], None
-        tokens = _some_tokens(target, length + 1)
-        drafters = {name: each for name, each in engine.drafters.items() if name != "ar"}
-        taps = tuple(sorted({tap for each in drafters.values() for tap in each.taps}))
-        self.cache = target.new_cache(length + TREE_NODES)
-        hidden = target.prefill(tokens[:length], self.cache, taps=taps).hidden
-        one, tree = _some_tree(target, 1), _some_tree(target, TREE_NODES)
-        self.works["ar step"] = lambda: target.verify(one, self.cache)
-        self.works[f"verify {TREE_NODES}"] = lambda: target.verify(tree, self.cache)
-        for name, drafter in drafters.items():
-            parts = hidden.chunk(len(taps), dim=1)
-            own = torch.cat([parts[taps.index(tap)] for tap in drafter.taps], dim=1)
-            self.works[f"{name} draft"] = self._drafting(drafter, own, tokens, draft, rounds)
-        if stock is not None:
-            self.stock_cache = stock.new_cache()
-            for start in range(0, length, PREFILL_ROWS):
-                stock.forward(tokens[start : min(length, start + PREFILL_ROWS)], self.stock_cache)
-            self.works["stock step"] = lambda: self._stock_step(stock, tokens[-1:])
-
-    def _drafting(self, drafter, hidden, tokens, draft, rounds) -> Callable[[], None]:
-        with torch.inference_mode():
-            capacity = self.length + rounds + 2
-            run = drafter.begin(tokens[: self.length], capacity, draft, frozenset())
-            self.runs.append(run)
-            run.observe(hidden, tokens[1:])
-            run.propose()
-
-        @torch.inference_mode()
-        def work() -> None:
-            run.observe(hidden[-1:], tokens[-1:])
-            run.propose()
-
-        return work
-
-    def _stock_step(self, stock: StockTarget, token: torch.Tensor) -> None:
-        stock.forward(token, self.stock_cache)
-        self.stock_cache.crop(-1)
-
-    def bytes_per_token(self) -> dict[str, float]:
-        """Of our cache's room and of transformers' filled cache."""
-        found = {"target": _cache_bytes(self.cache) / self.cache.capacity}
-        if self.stock_cache is not None:
-            found["stock"] = _cache_bytes(self.stock_cache) / self.length
-        return found
-
-    def close(self) -> None:
-        self.cache.close()
-        for run in self.runs:
-            run.close()
-        self.works = {}
-
-
-def _cache_bytes(cache) -> int:
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    return DraftTree.of(some_tokens(target, nodes), parents)

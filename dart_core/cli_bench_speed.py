@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
-from dart_core.bench_floors import measure_contexts, measure_floors
+from dart_core.bench_contexts import measure_contexts
+from dart_core.bench_floors import measure_floors
 from dart_core.bench_micro import measure_pruner, measure_startup
 from dart_core.bench_provenance import bench_provenance
 from dart_core.bench_speed import Contestant, SpeedBench, choose, contestants
 from dart_core.bench_speed_figure import speed_figure
-from dart_core.bench_speed_report import speed_record, speed_tables
+from dart_core.bench_speed_report import speed_record
+from dart_core.bench_speed_tables import speed_tables
 from dart_core.bench_stock import StockTarget
 from dart_core.cli import at_least
 from dart_core.cli_bench import PARTS, SPEED_TREE_BUDGET, first_turns, prompt_files

@@ -14,8 +14,8 @@ from models import autoregressive, head_config, random_head, tiny_model
 from text_models import CHATML, byte_level
 
 from dart_core import bench_floors, bench_micro, cli_bench_speed, pruner
+from dart_core.bench_contexts import context_lengths
 from dart_core.bench_floors import (
-    context_lengths,
     head_bytes,
     in_rounds,
     row_flops,
