@@ -19,7 +19,7 @@ from typing import NoReturn
 from app.facts import without_folders
 from app.replays import SHIPPED
 from app.waiting import Waiting
-from dart_core.cli import add_model_arguments, model_references
+from dart_core.cli import AUTO, MOST_AUTO, add_model_arguments, model_references, tree_budget
 from dart_core.errors import ArenaError
 from dart_core.presets import DEFAULT_PRESET
 from dart_core.prompts import read_prompt_file
@@ -57,10 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     page.add_argument(
         "--tree-budget",
-        type=int,
-        default=60,
-        metavar="N",
-        help="draft tokens per step that the page starts with, 1 to 256; default: 60",
+        type=tree_budget,
+        metavar="N|auto",
+        help="draft tokens per step that the page starts with, 1 to 256, or auto: each step "
+        f"chooses, up to {MOST_AUTO}; default: auto",
     )
     page.add_argument(
         "--max-seconds",
@@ -166,10 +166,12 @@ def serve(args: argparse.Namespace) -> None:
             started = time.monotonic()
             arena.warm_up(say)
             say(f"warm-up took {time.monotonic() - started:.1f} s")
+        auto = args.tree_budget in (None, AUTO)
         page = build_page(
             arena,
             max_new_tokens=args.max_new_tokens,
-            tree_budget=args.tree_budget,
+            tree_budget=MOST_AUTO if auto else args.tree_budget,
+            auto_budget=auto,
             recordings=args.replay or SHIPPED,
             prompts=prompts,
         )
@@ -206,6 +208,8 @@ def serve_api(args: argparse.Namespace) -> None:
     names = [name for name in _engines(args) if name != "ar"]
     served = build_core_parser("api").parse_args(["api", "--engines", ",".join(names)])
     shared = vars(args).keys() & vars(served).keys()
+    if args.tree_budget is None:
+        shared.discard("tree_budget")  # the page's own default
     for name in shared - {"engines", "run", "command"}:
         setattr(served, name, getattr(args, name))
     served.listen = args.listen or os.environ.get("GRADIO_SERVER_NAME") == "0.0.0.0"
@@ -232,8 +236,10 @@ def _complete(args: argparse.Namespace) -> None:
         raise ArenaError(f"--max-length {args.max_length}: expected 2 or more, prompt included")
     if args.max_new_tokens < 1:
         raise ArenaError(f"--max-new-tokens {args.max_new_tokens}: expected 1 or more")
-    if not 1 <= args.tree_budget <= 256:
-        raise ArenaError(f"--tree-budget {args.tree_budget}: expected a number from 1 to 256")
+    if args.tree_budget not in (None, AUTO) and not 1 <= args.tree_budget <= 256:
+        raise ArenaError(
+            f"--tree-budget {args.tree_budget}: expected a number from 1 to 256, or auto"
+        )
     if args.replay is not None and not args.replay.is_dir():
         raise ArenaError(f"--replay {args.replay}: expected a folder of recorded runs")
     if args.replay is None and args.preset is None:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 RACERS = ("dart", "eagle3")
 DRAFT_KNOBS = (
-    "tree_budget", "ngram", "ngram_weight", "beam", "eagle3_depth", "eagle3_top_k",
+    "tree_budget", "auto_budget", "ngram", "ngram_weight", "beam", "eagle3_depth", "eagle3_top_k",
     "prompt_lookup", "candidates",
 )  # fmt: skip
 SAMPLING_KNOBS = ("temperature", "top_k", "top_p", "seed")
@@ -325,6 +325,8 @@ class Arena:
                 self.engine.detokenizer(),
             )
 
+        if order.settings.draft.auto_budget:
+            _ = self.engine.verify_cost  # measured now if it was not: before any clock runs
         steps: dict[str, list] = {engine: [] for engine in order.engines}
         for event in race(
             [lane(engine) for engine in order.engines],
@@ -364,7 +366,7 @@ class Arena:
         prompt_ids = self.engine.chat_ids([{"role": "user", "content": WARM_UP_PROMPT}])
         for engine, tokens in WARM_UP_TOKENS.items():
             if engine in self.engine.drafters:
-                settings = self._generation({"max_new_tokens": tokens})
+                settings = self._generation({"max_new_tokens": tokens, "auto_budget": True})
                 yield Order(prompt_ids, settings, [engine], True, WARM_UP_SECONDS)
 
     @lru_cache(maxsize=65536)  # noqa: B019  one arena lives as long as the process

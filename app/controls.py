@@ -127,14 +127,15 @@ def controls(
     max_new_tokens: int = 512,
     max_length: int = 2048,
     tree_budget: int = 60,
+    auto_budget: bool = True,
     ngrams: Sequence[str] = (),
     thinks: bool = False,
 ) -> tuple[Control, ...]:
     """Every setting of a page: who runs in its panels, then how.
 
-    engines: the loaded ones, in the order their panels prefer. max_new_tokens, tree_budget: what
-    the page starts with; max_length: what the context holds. ngrams: the loaded n-grams, the
-    default first. A control without a choice is left out.
+    engines: the loaded ones, in the order their panels prefer. max_new_tokens, tree_budget,
+    auto_budget: what the page starts with; max_length: what the context holds. ngrams: the loaded
+    n-grams, the default first. A control without a choice is left out.
     """
     racers = tuple((LABELS[engine], engine) for engine in engines)
     nobody = ("–", "")
@@ -222,10 +223,18 @@ def controls(
         Knob(
             "tree_budget",
             "Tree budget",
-            "Draft tokens verified per step. Larger trees are accepted further and cost more.",
+            "Draft tokens verified per step, or the most of them where each step chooses. Larger "
+            "trees are accepted further and cost more.",
             1,
             256,
             tree_budget,
+        ),
+        Switch(
+            "auto_budget",
+            "Choose the tree budget at each step",
+            "Auto: each step verifies as many drafts as pay, by what a verify pass costs here and "
+            "how many were accepted. Off: the tree budget, always.",
+            auto_budget,
         ),
         *([ngram, weight] if ngrams else []),
         Knob(

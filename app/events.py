@@ -16,7 +16,7 @@ import numpy as np
 
 from app.fields import Damage, Fields
 from app.race import Ended, Judged, Moved
-from dart_core.step import StageSeconds, Step
+from dart_core.step import SizeChoice, StageSeconds, Step
 from dart_core.tree import Candidates, DraftTree
 
 Event = Moved | Ended | Judged
@@ -55,6 +55,8 @@ def event_to_json(event: Event) -> dict[str, Any]:
         "finish_reason": step.finish_reason,
         "seed": step.seed,
     }
+    if step.choice is not None:
+        data["choice"] = asdict(step.choice)
     if step.candidates is not None:
         data["candidates"] = _pool_to_json(step.candidates)
     return {
@@ -175,9 +177,18 @@ def _step(fields: Fields, index: int) -> Step:
         candidates=_pool(fields.fields("candidates"), tree) if "candidates" in fields else None,
         finish_reason=fields.optional("finish_reason", fields.one_of, known=FINISHES),
         seed=fields.optional("seed", fields.whole),
+        choice=_choice(fields.fields("choice")) if "choice" in fields else None,
     )
     _check_step(step)
     return step
+
+
+def _choice(fields: Fields) -> SizeChoice:
+    return SizeChoice(
+        asked=fields.whole("asked", high=MAX_NODES),
+        expected=fields.real("expected", high=MAX_NODES),
+        cost=fields.real("cost", high=MAX_SECONDS),
+    )
 
 
 def _check_step(step: Step) -> None:

@@ -53,7 +53,10 @@ def _tree(settings: Mapping[str, Any], names: Sequence[str]) -> str:
     knobs = [f"{shown.get(name, name)} {settings.get(name)}" for name in names]
     if lookup := settings.get("prompt_lookup"):
         knobs.append(f"prompt lookup {lookup}")
-    return ", ".join([f"tree budget {settings.get('tree_budget')}", *knobs])
+    budget = settings.get("tree_budget")
+    if settings.get("auto_budget"):
+        budget = f"auto, at most {budget}"
+    return ", ".join([f"tree budget {budget}", *knobs])
 
 
 def public_name(reference: str) -> str:

@@ -45,6 +45,7 @@ def build_page(
     *,
     max_new_tokens: int = 512,
     tree_budget: int = 60,
+    auto_budget: bool = True,
     recordings: Path | None = None,
     prompts: Sequence[str] = layout.EXAMPLES,
 ) -> gr.Blocks:
@@ -58,6 +59,7 @@ def build_page(
         max_new_tokens=max_new_tokens,
         max_length=arena.max_length,
         tree_budget=tree_budget,
+        auto_budget=auto_budget,
         ngrams=arena.ngrams,
         thinks=arena.thinks,
     ) if live else ()  # fmt: skip

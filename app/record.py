@@ -89,6 +89,7 @@ def _record(
         max_new_tokens=args.max_new_tokens,
         max_length=arena.max_length,
         tree_budget=TREE_BUDGET,
+        auto_budget=False,
         ngrams=arena.ngrams,
         thinks=arena.thinks,
     )

@@ -263,6 +263,8 @@ def _check_settings(settings: Fields) -> None:
                  "eagle3_top_k", "prompt_lookup", "seed"):  # fmt: skip
         if name in settings:
             settings.whole(name)
+    if "auto_budget" in settings:
+        settings.flag("auto_budget")
     if "ngram" in settings and settings.text("ngram") != "off":
         settings.real("ngram_weight", high=100.0)
 

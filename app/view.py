@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from app.lane import LABELS, STAGES, TAGLINES, LaneView
 from app.race import Ended, Judged, Moved
 from app.totals import rows_of
+from dart_core.metrics import chosen_sizes, sizes_in_words
 from dart_core.tree import Candidates
 
 POOL = 150  # pruned candidates of a step that are shown
@@ -165,8 +166,19 @@ class RunView:
                 [lane.engine == "ar" for lane in lanes],
                 baseline.tokens_per_second if baseline else None,
             ),
-            "facts": self.facts,
+            "facts": [*self.facts, *self._sizes()],
         }
+
+    def _sizes(self) -> list[list[str]]:
+        """Per engine whose tree sizes were chosen: what was chosen, and why."""
+        found = [
+            (lane, chosen_sizes(moved.step for moved in lane.moves)) for lane in self.lanes.values()
+        ]
+        return [
+            [f"{LABELS[lane.engine]} tree budget", sizes_in_words(sizes)]
+            for lane, sizes in found
+            if sizes
+        ]
 
     def trees(self) -> dict:
         """Value of the tree view: the newest tree of every drafting lane; the others come on
@@ -201,6 +213,7 @@ class RunView:
                 "engine": engine,
                 "step": step.index,
                 "backend": step.backend,
+                "choice": step.choice and asdict(step.choice),
                 "drafted": step.drafted,
                 "accepted": step.accepted,
                 "emitted": len(step.tokens),

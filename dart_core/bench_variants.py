@@ -184,7 +184,7 @@ class _SearchRun:
     def observe(self, hidden, tokens) -> None:
         self.committed += len(tokens)
 
-    def propose(self) -> Proposal:
+    def propose(self, limit: int | None = None) -> Proposal:
         tokens, probabilities = self.levels.after(self.committed)
         start = max(0, self.committed - MAX_ORDER)
         context = self.levels.passage.tokens[start : self.committed].tolist()

@@ -42,6 +42,7 @@ EXIT_CODES = (
     "Exit codes: 0 fine; 1 what you can mend (a value out of range, a missing file, no memory) or "
     "an output that is DIFFERENT; 2 a command line that cannot be read; 130 interrupted."
 )
+AUTO, MOST_AUTO = "auto", 60  # of --tree-budget, and the largest size it may choose
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell shows for a program that SIGPIPE ended
 
@@ -222,10 +223,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
     group.add_argument(
         "--tree-budget",
-        type=int,
+        type=tree_budget,
         default=60,
-        metavar="N",
-        help="draft tokens per step, the root not counted, both engines (default: 60)",
+        metavar="N|auto",
+        help="draft tokens per step, the root not counted, both engines (default: 60); auto: each "
+        f"step chooses, from 0 to {MOST_AUTO}, by what a verify pass costs here and what was "
+        "accepted",
     )
     group.add_argument("--beam", type=int, default=20, metavar="N", help="DART; default: 20")
     group.add_argument(
@@ -250,6 +253,16 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="PATH|-", help='write everything as JSON; "-": to stdout, nothing else'
     )
+
+
+def tree_budget(text: str) -> int | str:
+    """The value of ``--tree-budget``: a number or "auto"."""
+    if text == AUTO:
+        return AUTO
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number or auto") from None
 
 
 def engine_list(text: str) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 
 from dart_core.advice import short_answers
 from dart_core.capture import require_one_gpu
-from dart_core.cli import DTYPES, at_least, model_references
+from dart_core.cli import AUTO, DTYPES, MOST_AUTO, at_least, model_references
 from dart_core.drafters import NGRAM_OFF, DraftSettings
 from dart_core.engine import Engine, Generation, GenerationSettings
 from dart_core.errors import ArenaError
@@ -152,7 +152,8 @@ def run_settings(args: Namespace) -> GenerationSettings:
         max_length=args.max_length,
         sampling=sampling,
         draft=DraftSettings(
-            tree_budget=args.tree_budget,
+            tree_budget=MOST_AUTO if args.tree_budget == AUTO else args.tree_budget,
+            auto_budget=args.tree_budget == AUTO,
             beam=args.beam,
             ngram_weight=args.ngram_weight,
             eagle3_depth=args.eagle3_depth,

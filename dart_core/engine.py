@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from dart_core import text
+from dart_core.budget import VerifyCost, measure_verify
 from dart_core.check import Verdict, compare
 from dart_core.drafters import Drafter, DraftSettings
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
@@ -90,6 +92,8 @@ class Engine:
         self.drafters: dict[str, Drafter] = {"ar": AutoregressiveDrafter(), **(drafters or {})}
         self.facts = {**describe_machine(target), **(facts or {})}
         self._warned_of_positions = False
+        self._measuring = threading.Lock()
+        self._verify_cost: VerifyCost | None = None
 
     @classmethod
     def load(
@@ -146,6 +150,15 @@ class Engine:
     def ngrams(self) -> tuple[str, ...]:
         """Names of the n-grams that a run of DART can ask for, the default one first."""
         return tuple(getattr(self.drafters.get("dart"), "ngrams", ()))
+
+    @property
+    def verify_cost(self) -> VerifyCost:
+        """What verify passes cost on this machine by size; measured when first asked for."""
+        with self._measuring:
+            if self._verify_cost is None:
+                taps = sorted({tap for each in self.drafters.values() for tap in each.taps})
+                self._verify_cost = measure_verify(self.target, taps)
+            return self._verify_cost
 
     @cached_property
     def thinks(self) -> bool:
@@ -244,9 +257,15 @@ class Engine:
             max_length=settings.max_length,
             eos_token_ids=eos,
             settings=settings.draft,
+            verify_cost=self._cost_for(drafter, settings.draft),
             stop_check=stop_check,
         )
         return self._guarded(steps)
+
+    def _cost_for(self, drafter: Drafter, draft: DraftSettings) -> VerifyCost | None:
+        if not draft.auto_budget or isinstance(drafter, AutoregressiveDrafter):
+            return None
+        return self.verify_cost
 
     def _guarded(self, steps: Iterator[Step]) -> Iterator[Step]:
         with memory_told("generating", self.target.device, SHORTER):

@@ -12,10 +12,12 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from dart_core.budget import VerifyCost, measure_verify, sizes_of
 from dart_core.drafters import Drafter, DraftSettings, Proposal
+from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.errors import ArenaError, check_number
 from dart_core.sampling import Sampler, SamplingParams
-from dart_core.step import StageSeconds, Step
+from dart_core.step import SizeChoice, StageSeconds, Step
 from dart_core.target import Target
 from dart_core.tree import DraftTree
 
@@ -84,13 +86,15 @@ def generate(
     max_length: int = 2048,
     eos_token_ids: Iterable[int] = frozenset(),
     settings: DraftSettings = DraftSettings(),
+    verify_cost: VerifyCost | None = None,
     stop_check: Callable[[int], bool] | None = None,
 ) -> Iterator[Step]:
     """Generate after ``prompt_ids``, one Step at a time; the output is the target's own, whatever
     the drafter.
 
     eos_token_ids: generation ends with the first of these, which is emitted. stop_check: called
-    once with every emitted token, in order; true ends generation with that token. An unset seed is
+    once with every emitted token, in order; true ends generation with that token. verify_cost: what
+    tree sizes are chosen by with ``settings.auto_budget``; None: measured here. An unset seed is
     drawn here. Raises ArenaError (on the first ``next``) for a prompt that does not fit or a token
     outside the vocabulary. Closing the generator frees the run's caches at once.
     """
@@ -107,9 +111,16 @@ def generate(
         sampling = replace(sampling, seed=secrets.randbelow(2**31))
     # Committed rows never exceed prompt + budget; a verify pass first writes its tree behind them.
     capacity = len(prompt) + budget
+    if isinstance(drafter, AutoregressiveDrafter):
+        settings = replace(settings, auto_budget=False, sizes=())
+    if settings.auto_budget and verify_cost is None:
+        verify_cost = measure_verify(target, drafter.taps)
+    sizes = sizes_of(settings, verify_cost)
     cache = target.new_cache(capacity + settings.tree_budget + 1)
     draft = drafter.begin(prompt, capacity, settings, eos_token_ids)
-    loop = _Loop(target, drafter.taps, draft, cache, sampling, eos_token_ids, stop_check, budget)
+    loop = _Loop(
+        target, drafter.taps, draft, sizes, cache, sampling, eos_token_ids, stop_check, budget
+    )
     try:
         step = loop.prefill(prompt)
         yield step
@@ -128,8 +139,11 @@ class _Loop:
     consumer.
     """
 
-    def __init__(self, target, taps, draft, cache, sampling, eos_token_ids, stop_check, budget):
+    def __init__(
+        self, target, taps, draft, sizes, cache, sampling, eos_token_ids, stop_check, budget
+    ):
         self.target, self.taps, self.draft, self.cache = target, taps, draft, cache
+        self.sizes = sizes
         self.sampler = Sampler(sampling)
         self.seed = None if sampling.greedy else sampling.seed
         self.eos_token_ids, self.stop_check = eos_token_ids, stop_check
@@ -161,7 +175,7 @@ class _Loop:
     @torch.inference_mode()
     def verify(self) -> Step:
         start = perf_counter()
-        proposal = self.draft.propose()
+        proposal, choice = self._propose()
         tree = proposal.tree
         proposed = perf_counter()
         depths = tree.depths()
@@ -180,6 +194,9 @@ class _Loop:
             if output.hidden is not None:
                 hidden = output.hidden[index.to(output.hidden.device)]
             self.draft.observe(hidden, torch.tensor([*drafts, bonus]))
+            rest = perf_counter() - verified + proposed - start
+            rest -= proposal.draft_seconds + proposal.search_seconds
+            self.sizes.learn(emitted, len(tree), verified - proposed, rest)
         return self._step(
             kind="verify",
             tokens=emitted,
@@ -191,7 +208,19 @@ class _Loop:
             verify_seconds=verified - proposed,
             start=start,
             reason=reason,
+            choice=choice,
         )
+
+    def _propose(self) -> tuple[Proposal, SizeChoice | None]:
+        """The tree to verify, and why it has its size."""
+        limit = self.sizes.limit()
+        if limit == 0:
+            return Proposal(DraftTree.root_only(self.last), 0.0, 0.0, "none"), SizeChoice(0, 1, 1)
+        proposal = self.draft.propose(limit)
+        kept, choice = self.sizes.choose(proposal)
+        if kept is not None and len(kept) < len(proposal.tree):
+            proposal = proposal.cut_to(kept)
+        return proposal, choice
 
     def _cut(self, tokens: list[int]) -> tuple[tuple[int, ...], str | None]:
         """What may be emitted of these tokens, and why generation ends there, if it does."""
@@ -217,7 +246,9 @@ class _Loop:
         verify_seconds: float,
         start: float,
         reason: str | None,
+        choice: SizeChoice | None = None,
     ) -> Step:
+        self.last = bonus
         draft = proposal.draft_seconds if proposal else 0.0
         search = proposal.search_seconds if proposal else 0.0
         rest = perf_counter() - start - verify_seconds - draft - search
@@ -235,6 +266,7 @@ class _Loop:
             candidates=proposal.candidates if proposal else None,
             finish_reason=reason,
             seed=self.seed,
+            choice=choice,
         )
         self.index += 1
         return step

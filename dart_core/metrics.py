@@ -112,6 +112,45 @@ def summarize(steps: Iterable) -> dict:
     return tally.summary()
 
 
+def chosen_sizes(steps: Iterable) -> dict | None:
+    """What sizes were chosen, and why, over the verify steps whose trees had their sizes chosen;
+    None where there is none.
+
+    mean, smallest, largest: drafts verified a step. cost: seconds of a verify pass of these sizes ÷
+    those of a plain one, estimated. expected: tokens a step was expected to emit; emitted: what it
+    did. rested: steps in which nothing was drafted.
+    """
+    chosen = [step for step in steps if step.choice is not None]
+    if not chosen:
+        return None
+    sizes = [step.drafted for step in chosen]
+    count = len(chosen)
+    return {
+        "steps": count,
+        "mean": sum(sizes) / count,
+        "smallest": min(sizes),
+        "largest": max(sizes),
+        "cost": sum(step.choice.cost for step in chosen) / count,
+        "expected": sum(step.choice.expected for step in chosen) / count,
+        "emitted": sum(len(step.tokens) for step in chosen) / count,
+        "rested": sum(step.choice.asked == 0 for step in chosen),
+    }
+
+
+def sizes_in_words(sizes: Mapping) -> str:
+    """``chosen_sizes`` as a sentence."""
+    words = (
+        f"auto: {sizes['mean']:.1f} drafts a step ({sizes['smallest']} to {sizes['largest']}), for "
+        f"verify passes of {sizes['cost']:.2f} × a plain one's time and "
+        f"{sizes['expected']:.2f} tokens expected; {sizes['emitted']:.2f} came"
+    )
+    if sizes["rested"]:
+        words += (
+            f"; drafting rested in {sizes['rested']} of {sizes['steps']} steps, as it did not pay"
+        )
+    return words
+
+
 def speedup(metrics: Mapping, baseline: Mapping, name: str) -> dict | None:
     """{"value", "baseline"}: decoding speed against a named baseline; None where unknown.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_core.engine import Engine, Generation
-from dart_core.metrics import speedup
+from dart_core.metrics import chosen_sizes, sizes_in_words, speedup
 from dart_core.report import STAGES, number, table
 
 BASELINE = "ar of this call"
@@ -72,6 +72,8 @@ def profile_text(engine: Engine, run: Generation, plain: Generation) -> str:
             "a step's time: "
             + ", ".join(f"{name} {_percent(value)}" for name, value in parts.items()),
         ]
+    if sizes := chosen_sizes(run.steps):
+        lines.append(f"tree budget {sizes_in_words(sizes)}")
     return "\n".join([*lines, *hints(engine, run)])
 
 

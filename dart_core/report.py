@@ -46,6 +46,7 @@ def step_record(step: Step) -> dict[str, Any]:
         "accepted": step.accepted,
         "backend": step.backend,
         "seconds": {**seconds, "total": step.seconds.total},
+        "choice": step.choice and asdict(step.choice),
         "tree": None if step.tree is None else _tree_record(step.tree, step.path),
     }
 

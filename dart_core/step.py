@@ -25,6 +25,19 @@ class StageSeconds:
         return self.draft + self.search + self.verify + self.rest
 
 
+@dataclass(frozen=True, slots=True)
+class SizeChoice:
+    """Why a tree got its size, where that was chosen (tree budget ``auto``).
+
+    asked: drafts the drafter was asked for; 0: none, drafting rested. expected: tokens that the
+    step was expected to emit. cost: estimated seconds of its verify pass ÷ those of a plain one.
+    """
+
+    asked: int
+    expected: float
+    cost: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One step of the loop, with all that a face may want to show of it.
@@ -37,6 +50,7 @@ class Step:
     not in ``tokens`` when the step was cut before it. seconds: own time; backend: what searched the
     tree; candidates: the whole pool, on request. finish_reason: "stop" (end-of-sequence or stop
     string) or "length", on the last step only. seed: the noise seed in use; None when greedy.
+    choice: why the tree has its size; None where that was fixed.
     """
 
     index: int
@@ -52,3 +66,4 @@ class Step:
     candidates: Candidates | None
     finish_reason: str | None
     seed: int | None
+    choice: SizeChoice | None = None

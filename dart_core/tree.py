@@ -8,7 +8,7 @@ depths, positions, the ancestor mask and the accept walk follow from them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,12 @@ class Candidates:
     parents: np.ndarray
     scores: np.ndarray
     node: np.ndarray
+
+    def of_tree(self, kept: np.ndarray, size: int) -> Candidates:
+        """The same after a tree of ``size`` nodes was cut to those ``kept``."""
+        place = np.full(size + 1, -1, dtype=np.int32)  # the last entry: -1, pruned away
+        place[kept] = np.arange(len(kept))
+        return replace(self, node=place[self.node])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +92,20 @@ class DraftTree:
     def drafted(self) -> int:
         """Number of draft nodes: the root is not counted."""
         return len(self.tokens) - 1
+
+    def cut_to(self, kept: np.ndarray) -> DraftTree:
+        """The tree of these nodes alone: indices, ascending, the root and every node's parent
+        among them.
+        """
+        place = np.full(len(self) + 1, -1, dtype=np.int32)  # the last entry: the root's parent
+        place[kept] = np.arange(len(kept))
+        return DraftTree.of(
+            self.tokens[kept],
+            place[self.parents[kept]],
+            self.scores[kept],
+            self.probabilities[kept],
+            self.ngram[kept],
+        )
 
     def depths(self) -> np.ndarray:
         """Depth of every node, int32 [N]; the root has depth 0. A node's position is committed

@@ -13,6 +13,5 @@ install_package
 say "the demo's target model, SmolLM2-135M-Instruct"
 "$VENV_PYTHON" -m dart_core.demo_target
 say "loading the models and serving the page; Ctrl-C ends it"
-# float32: every panel shows the very same text. A small tree: on a CPU, checking a large one costs
-# more than its tokens are worth.
-exec "$VENV_PYTHON" -m app --preset demo --compare-eagle3 --dtype float32 --tree-budget 16 "$@"
+# float32: every panel shows the very same text.
+exec "$VENV_PYTHON" -m app --preset demo --compare-eagle3 --dtype float32 "$@"

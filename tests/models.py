@@ -101,7 +101,7 @@ class _ForcedRun:
         self.seen += len(tokens)
         self.last = int(tokens[-1])
 
-    def propose(self) -> Proposal:
+    def propose(self, limit: int | None = None) -> Proposal:
         position = self.seen - self.prompt_length + 1
         return Proposal(self.drafter.propose_tree(position, self.last), 0.0, 0.0, "none")
 

@@ -155,6 +155,7 @@ class ScriptedEngine:
     thought: list[bool] = field(default_factory=list)  # whether it was let think
     ngrams: tuple[str, ...] = ()
     thinks: bool = False
+    verify_cost: None = None  # of no use: sizes are scripted
     verdict: Verdict | Exception | Callable[[], Verdict] | None = None  # what ``judge`` says
 
     @property

@@ -170,7 +170,7 @@ def test_a_sampled_run_draws_a_seed_and_tells_it(told):
 
 def test_a_run_tells_what_ran_and_how(told):
     page = told(dart=script(), eagle3=script())
-    facts = dict(page.run("Why?", tree_budget=16).view.totals()["facts"])
+    facts = dict(page.run("Why?", tree_budget=16, auto_budget=False).view.totals()["facts"])
     assert facts["target"] == "scripted"
     assert facts["dtype"] == "float32"
     assert facts["DART"] == "tree budget 16, beam 20, no n-gram"

@@ -8,9 +8,11 @@ generation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from dart_core.errors import ArenaError, check_number
@@ -25,7 +27,10 @@ class DraftSettings:
     """How one run drafts; raises ArenaError for values out of range.
 
     tree_budget: draft nodes per step, the root not counted, for every engine (DART's
-    ``remain_total``; EAGLE3's ``total_token`` minus one). beam, ngram_weight: DART. ngram: which of
+    ``remain_total``; EAGLE3's ``total_token`` minus one). auto_budget: that is the most; each step
+    chooses its own size, see budget.py. sizes: (drafts asked for, drafts verified) of the first
+    verify steps, with ``auto_budget`` alone: repeats a run whose sizes were chosen, see
+    ``budget.recorded_sizes``. beam, ngram_weight: DART. ngram: which of
     DART's loaded n-grams to search with, by name; None: the default one; "off": none. eagle3_depth:
     EAGLE3's ``depth``; its longest path holds depth + 1 draft tokens. eagle3_top_k: EAGLE3's
     children per node. prompt_lookup: of the tree, up to so many nodes are a path copied from the
@@ -34,6 +39,8 @@ class DraftSettings:
     """
 
     tree_budget: int = 60
+    auto_budget: bool = False
+    sizes: tuple[tuple[int, int], ...] = ()
     beam: int = 20
     ngram_weight: float = 0.5
     ngram: str | None = None
@@ -41,6 +48,11 @@ class DraftSettings:
     eagle3_top_k: int = 10
     prompt_lookup: int = 0
     candidates: bool = False
+
+    @property
+    def budget_name(self) -> str:
+        """The tree budget as it is told: a number or "auto"."""
+        return "auto" if self.auto_budget else str(self.tree_budget)
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -54,10 +66,23 @@ class DraftSettings:
             check_number(value, what, whole=True)
             if not low <= value <= high:
                 raise ArenaError(f"{what} {value} is outside {low} to {high}")
+        if self.sizes and not self.auto_budget:
+            raise ArenaError("sizes repeat a run that chose them: set auto_budget with them")
+        check_sizes(self.sizes, self.tree_budget)
         check_number(self.ngram_weight, "n-gram weight")
         if not 0.0 <= self.ngram_weight <= 100.0:
             raise ArenaError(
                 f"n-gram weight {self.ngram_weight} is outside 0 to 100; 0 switches the n-gram off"
+            )
+
+
+def check_sizes(sizes: Sequence[tuple[int, int]], tree_budget: int) -> None:
+    """Raises ArenaError for what ``DraftSettings.sizes`` cannot be."""
+    for place, pair in enumerate(sizes):
+        if len(pair) != 2 or not 0 <= pair[1] <= pair[0] <= tree_budget:
+            raise ArenaError(
+                f"sizes[{place}] {pair}: expected drafts asked for and drafts verified, no more "
+                f"verified than asked and no more asked than the tree budget {tree_budget}"
             )
 
 
@@ -76,6 +101,11 @@ class Proposal:
     backend: str
     candidates: Candidates | None = None
 
+    def cut_to(self, kept: np.ndarray) -> Proposal:
+        """Only these nodes of the tree: see ``DraftTree.cut_to``."""
+        candidates = self.candidates and self.candidates.of_tree(kept, len(self.tree))
+        return replace(self, tree=self.tree.cut_to(kept), candidates=candidates)
+
 
 class DraftRun(Protocol):
     """One generation's drafting state."""
@@ -89,8 +119,10 @@ class DraftRun(Protocol):
         verify step S = accepted + 1 and tokens = accepted drafts + [bonus].
         """
 
-    def propose(self) -> Proposal:
-        """A draft tree whose root is the last observed token."""
+    def propose(self, limit: int | None = None) -> Proposal:
+        """A draft tree whose root is the last observed token, of at most ``limit`` drafts; None:
+        the run's tree budget, which a limit never exceeds.
+        """
 
     def close(self) -> None:
         """Free the run's caches."""

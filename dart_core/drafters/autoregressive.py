@@ -24,7 +24,7 @@ class _Run:
     def observe(self, hidden: torch.Tensor | None, tokens: torch.Tensor) -> None:
         self._last = int(tokens[-1])
 
-    def propose(self) -> Proposal:
+    def propose(self, limit: int | None = None) -> Proposal:
         return Proposal(DraftTree.root_only(self._last), 0.0, 0.0, "none")
 
     def close(self) -> None:

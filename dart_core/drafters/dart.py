@@ -99,7 +99,7 @@ class DartRun:
         self.observed.add(hidden, tokens)
         self.context = (self.context + tokens[-self.width :].tolist())[-self.width :]
 
-    def propose(self) -> Proposal:
+    def propose(self, limit: int | None = None) -> Proposal:
         start = perf_counter()
         tokens, probabilities = self._draft(*self.observed.take_tokens())
         drafted = perf_counter()
@@ -108,7 +108,7 @@ class DartRun:
             probabilities,
             self.context,
             self.context[-1],
-            self.settings.tree_budget,
+            limit or self.settings.tree_budget,
             candidates=self.settings.candidates,
         )
         return Proposal(

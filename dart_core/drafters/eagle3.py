@@ -60,18 +60,18 @@ class Eagle3Run:
         self.cache = caches(capacity + settings.eagle3_depth * self.top_k + 1)
         self.observed = Observed(self.head, drafter.embed)
         self.root = -1
+        self.budget = settings.tree_budget
 
     def observe(self, hidden: Tensor, tokens: Tensor) -> None:
         self.observed.add(hidden, tokens)
         self.root = int(tokens[-1])
 
-    def propose(self) -> Proposal:
+    def propose(self, limit: int | None = None) -> Proposal:
         start = perf_counter()
+        self.budget = limit or self.settings.tree_budget
         pool = Pool.of(self._draft(*self.observed.take_tokens()))
         drafted = perf_counter()
-        tree, candidates = rerank(
-            pool, self.root, self.settings.tree_budget, candidates=self.settings.candidates
-        )
+        tree, candidates = rerank(pool, self.root, self.budget, candidates=self.settings.candidates)
         return Proposal(tree, drafted - start, perf_counter() - drafted, "torch", candidates)
 
     def close(self) -> None:
@@ -113,9 +113,9 @@ class Eagle3Run:
         wait for the answer.
         """
         so_far = torch.cat([level[0] for level in levels])
-        if len(so_far) < self.settings.tree_budget:
+        if len(so_far) < self.budget:
             return len(scores)
-        worst = so_far.topk(self.settings.tree_budget).values[-1]
+        worst = so_far.topk(self.budget).values[-1]
         return int((scores > worst).sum())
 
 

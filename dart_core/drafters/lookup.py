@@ -105,14 +105,14 @@ class LookupRun:
         self.run.observe(hidden, tokens)
         self.text.extend(tokens.tolist())
 
-    def propose(self) -> Proposal:
-        proposal = self.run.propose()
+    def propose(self, limit: int | None = None) -> Proposal:
+        proposal = self.run.propose(limit)
         start = perf_counter()
         path = self.text.continuation(self.settings.prompt_lookup)
         if not path:
             return proposal
         tree, candidates = graft(
-            proposal.tree, path, self.settings.tree_budget, proposal.candidates
+            proposal.tree, path, limit or self.settings.tree_budget, proposal.candidates
         )
         seconds = proposal.search_seconds + perf_counter() - start
         return replace(proposal, tree=tree, candidates=candidates, search_seconds=seconds)
