@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kPanel = 16;         // columns
 constexpr int kMostRows = 6;       // computed together: 12 sums in the 16 registers
-constexpr std::size_t kLine = 64;  // bytes of a cache line, and of a panel's row
+constexpr std::size_t kLine = 64;  // bytes: a cache line, and what a panel has of one input
 
 }  // namespace
 
@@ -61,9 +61,12 @@ struct Product {
   std::int64_t depth;
 };
 
-// Cache lines [first, last) behind ``from``, to be fetched while something else is computed.
+// What to fetch while something else is computed: of the cache lines of ``panels`` panels from
+// ``from`` on, counted across the panels (line 0 of each, line 1 of each, ...), those in
+// [first, last). Memory serves several streams faster than one.
 struct Prefetch {
-  const char* from;
+  const float* from;
+  std::int64_t panels;
   std::int64_t first;
   std::int64_t last;
 };
@@ -83,10 +86,17 @@ DART_AVX2 void block(const Product& product, std::int64_t row, std::int64_t pane
     for (int g = 0; g < G; ++g) low[r][g] = high[r][g] = _mm256_setzero_ps();
   }
   const std::int64_t lines = prefetch.last - prefetch.first;
-  const char* line = prefetch.from + prefetch.first * static_cast<std::int64_t>(kLine);
+  const float* line = prefetch.from + prefetch.first / prefetch.panels * kPanel;
+  std::int64_t stream = prefetch.first % prefetch.panels;
   std::int64_t due = 0;  // of a line, in units of 1 / depth
   for (std::int64_t k = 0; k < depth; ++k) {
-    for (due += lines; due >= depth; due -= depth, line += kLine) _mm_prefetch(line, _MM_HINT_T0);
+    for (due += lines; due >= depth; due -= depth) {
+      _mm_prefetch(reinterpret_cast<const char*>(line + stream * depth * kPanel), _MM_HINT_T0);
+      if (++stream == prefetch.panels) {
+        stream = 0;
+        line += kPanel;
+      }
+    }
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
       const float* weights = packed + (g * depth + k) * kPanel;
@@ -128,30 +138,48 @@ DART_AVX2 void block(const Product& product, std::int64_t row, std::int64_t pane
 using Block = void (*)(const Product&, std::int64_t, std::int64_t, const Prefetch&);
 constexpr Block kNarrow[kMostRows + 1] = {nullptr,     block<1, 1>, block<2, 1>, block<3, 1>,
                                           block<4, 1>, block<5, 1>, block<6, 1>};
-// Few rows leave registers free: several panels at once hide the latency of the additions.
-constexpr int kWidth[kMostRows + 1] = {0, 4, 3, 2, 1, 1, 1};
-constexpr Block kWide[kMostRows + 1] = {nullptr,     block<1, 4>, block<2, 3>, block<3, 2>,
-                                        block<4, 1>, block<5, 1>, block<6, 1>};
+// Few rows leave registers free for several panels at once: streams enough, and the latency of the
+// additions is hidden.
+constexpr std::int64_t kFewRows = 3;
+constexpr int kWidth[kFewRows + 1] = {0, 4, 3, 2};
+constexpr Block kWide[kFewRows + 1] = {nullptr, block<1, 4>, block<2, 3>, block<3, 2>};
+
+void multiply_few(const Product& product, std::int64_t from, std::int64_t to) {
+  const int width = kWidth[product.rows];
+  for (; from + width <= to; from += width)
+    kWide[product.rows](product, 0, from, {nullptr, 1, 0, 0});
+  for (; from < to; ++from) kNarrow[product.rows](product, 0, from, {nullptr, 1, 0, 0});
+}
+
+void multiply_many(const Product& product, std::int64_t from, std::int64_t to) {
+  const std::int64_t blocks = (product.rows + kMostRows - 1) / kMostRows;
+  const std::int64_t smaller = product.rows / blocks, larger = product.rows % blocks;
+  // Panels that are fetched while as many are computed with; both fit the second-level cache.
+  constexpr std::int64_t kMostStreams = 4, kFetched = 256 << 10;
+  const std::int64_t group =
+      std::clamp<std::int64_t>(kFetched / (product.depth * kPanel * 4), 1, kMostStreams);
+  for (; from < to; from += group) {
+    const std::int64_t here = std::min(group, to - from);
+    const std::int64_t next = std::min(group, to - from - here);
+    const std::int64_t lines = next * product.depth, parts = here * blocks;
+    std::int64_t part = 0;
+    for (std::int64_t panel = from; panel < from + here; ++panel) {
+      std::int64_t row = 0;
+      for (std::int64_t i = 0; i < blocks; ++i, ++part) {
+        const Prefetch prefetch{product.packed + (from + here) * product.depth * kPanel,
+                                std::max<std::int64_t>(next, 1), lines * part / parts,
+                                lines * (part + 1) / parts};
+        const std::int64_t rows = smaller + (i < larger);
+        kNarrow[rows](product, row, panel, prefetch);
+        row += rows;
+      }
+    }
+  }
+}
 
 // All rows times the panels [from, to).
 void multiply_panels(const Product& product, std::int64_t from, std::int64_t to) {
-  const std::int64_t blocks = (product.rows + kMostRows - 1) / kMostRows;
-  const std::int64_t smaller = product.rows / blocks, larger = product.rows % blocks;
-  const int width = blocks == 1 ? kWidth[product.rows] : 1;
-  for (std::int64_t panel = from; panel < to;) {
-    const int now = panel + width <= to ? width : 1;
-    const auto* shapes = now == width && blocks == 1 ? kWide : kNarrow;
-    const std::int64_t lines = std::min<std::int64_t>(now, to - panel - now) * product.depth;
-    const auto* next =
-        reinterpret_cast<const char*>(product.packed + (panel + now) * product.depth * kPanel);
-    std::int64_t row = 0;
-    for (std::int64_t i = 0; i < blocks; ++i) {
-      const std::int64_t rows = smaller + (i < larger);
-      shapes[rows](product, row, panel, {next, lines * i / blocks, lines * (i + 1) / blocks});
-      row += rows;
-    }
-    panel += now;
-  }
+  (product.rows <= kFewRows ? multiply_few : multiply_many)(product, from, to);
 }
 
 }  // namespace
