@@ -145,8 +145,7 @@ class Target:
         self._lock = threading.Lock()
         self._static: StaticVerify | None = None
         self._tapped: dict[int, torch.Tensor] | None = None
-        for index, layer in enumerate(self.layers):
-            layer.register_forward_pre_hook(self._tap(index))
+        self._hooked: set[int] = set()  # a hook costs each pass a little, so only where one taps
 
     def _tap(self, index: int):
         def hook(_module, args):
@@ -311,6 +310,9 @@ class Target:
 
     def _run(self, tokens, positions, mask, cache, taps, logits="all") -> TargetOutput:
         with self._lock:
+            for index in set(taps) - self._hooked:
+                self.layers[index].register_forward_pre_hook(self._tap(index))
+                self._hooked.add(index)
             self._tapped = dict.fromkeys(taps) if taps else None
             try:
                 output = self.model(
