@@ -18,6 +18,7 @@ from dart_core.drafters import NGRAM_OFF, DraftSettings
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.generate import token_budget
+from dart_core.metrics import Tally
 from dart_core.prompts import Prompt
 from dart_core.step import Step
 from dart_core.text import answer_text, raw_prompt_ids
@@ -135,10 +136,23 @@ class Measured:
     differences: dict[str, list[int]] = field(default_factory=dict)
 
 
+class StepLog:
+    """All steps of a contestant: their metrics, and the steps themselves without their trees."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.steps: list[Step] = []
+
+    def add(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self.tally.add(step)
+            self.steps.append(replace(step, tree=None, path=(), candidates=None))
+
+
 class SpeedBench:
     """The measuring. ``results`` holds every prompt that all contestants have run at least once.
 
-    stock: needed only where a contestant is transformers' own. steps: of our engines' runs by
+    stock: needed only where a contestant is transformers' own. logs: of our engines' runs, by
     contestant.
     """
 
@@ -153,7 +167,7 @@ class SpeedBench:
         self.engine, self.stock, self.settings, self.log = engine, stock, settings, log
         self.contestants = {each.name: each for each in chosen}
         self.results: list[Measured] = []
-        self.steps: dict[str, list[Step]] = {}
+        self.logs: dict[str, StepLog] = {}
         drafting = [each.draft for each in chosen if each.engine and each.drafts]
         self.budgets = sorted({d.tree_budget for d in drafting if not d.auto_budget})
         self._eos = settings.eos_token_ids
@@ -253,7 +267,8 @@ class SpeedBench:
             result.samples.setdefault(name, []).append(samples[name])
             result.texts.setdefault(name, Counter()).update(texts[name])
             result.differences.setdefault(name, []).extend(differences.get(name, []))
-            self.steps.setdefault(name, []).extend(steps[name])
+            if steps[name]:
+                self.logs.setdefault(name, StepLog()).add(steps[name])
 
     def once(
         self,

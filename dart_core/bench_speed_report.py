@@ -8,8 +8,9 @@ from statistics import median
 from typing import Any
 
 from dart_core.bench_figures import CONFIDENCE, RESAMPLES, Estimate, geometric, ratio
-from dart_core.bench_speed import Contestant, Measured
-from dart_core.metrics import chosen_sizes, summarize
+from dart_core.bench_speed import Contestant, Measured, StepLog
+from dart_core.metrics import chosen_sizes
+from dart_core.report import STAGES
 from dart_core.step import Step
 
 SPEED_DEFINITIONS = {
@@ -28,6 +29,8 @@ SPEED_DEFINITIONS = {
     "that of its own plain generate ÷ τ. Means as of tokens_per_second.",
     "interval": "95 % of the bootstrap: prompts are drawn again within each set, the same ones for "
     "every contestant. Null where a set has a single prompt.",
+    "median_step_seconds": "Own seconds of a verify step by stage, and of all of it: medians over "
+    "all steps of all repeats.",
     "repeat_spread": "How far repeats of one prompt lie apart: (most − least) ÷ median speed, the "
     "median over prompts.",
     "seconds": "Of floors, contexts and start-up: medians and quartiles over rounds, in turns.",
@@ -61,9 +64,9 @@ RATIOS = (
 def speed_record(
     contestants: Mapping[str, Contestant],
     results: Sequence[Measured],
-    steps: Mapping[str, Sequence[Step]],
+    logs: Mapping[str, StepLog],
 ) -> dict[str, Any]:
-    """All figures of the prompts that were run. steps: of our engines' runs by contestant."""
+    """All figures of the prompts that were run. logs: of our engines' runs, by contestant."""
     sets = list(dict.fromkeys(result.set for result in results))
     figures = _Figures(results, sets)
     ratios = {f"{a}_vs_{b}": figures.of(_over(a, b)) for a, b in _pairs(contestants)}
@@ -78,7 +81,7 @@ def speed_record(
             for name in sets
         },
         "contestants": {
-            name: _contestant_record(each, figures, base, steps.get(name))
+            name: _contestant_record(each, figures, base, logs.get(name))
             for name, each in contestants.items()
         },
         "ratios": ratios,
@@ -144,7 +147,7 @@ def _figure(estimate: Estimate | None) -> dict[str, Any]:
 
 
 def _contestant_record(
-    contestant: Contestant, figures: _Figures, base: str, steps: Sequence[Step] | None
+    contestant: Contestant, figures: _Figures, base: str, log: StepLog | None
 ) -> dict[str, Any]:
     name, results = contestant.name, figures.results
     plain = "generate" if contestant.engine is None else "ar"
@@ -174,8 +177,19 @@ def _contestant_record(
         "first_differences": [
             place for result in results for place in result.differences.get(name, ())
         ],
-        "runs": summarize(steps) if steps else None,
-        "chosen_sizes": chosen_sizes(steps) if steps else None,
+        "runs": log.tally.summary() if log else None,
+        "median_step_seconds": _step_seconds(log.steps) if log else None,
+        "chosen_sizes": chosen_sizes(log.steps) if log else None,
+    }
+
+
+def _step_seconds(steps: Sequence[Step]) -> dict[str, float] | None:
+    """Medians over verify steps, stage by stage and of the whole step."""
+    verify = [step.seconds for step in steps if step.kind == "verify"]
+    if not verify:
+        return None
+    return {
+        stage: median(getattr(seconds, stage) for seconds in verify) for stage in (*STAGES, "total")
     }
 
 

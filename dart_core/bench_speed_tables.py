@@ -37,7 +37,8 @@ def _conditions(record: Mapping[str, Any]) -> str:
         f"{record['target']}, {record['dtype']}, on {record['device_name']} ({threads} "
         f"thread{'s' if threads > 1 else ''} for all); greedy, at most "
         f"{record['settings']['max_new_tokens']} new tokens; {prompts} prompts, "
-        f"{repeats} repeat{'s' if repeats > 1 else ''} each, in turns; load of the machine "
+        f"{repeats} repeat{'s' if repeats > 1 else ''} each, in turns; speeds are of decoding, the "
+        f"prefill left out, medians over repeats, means over prompts and sets; load of the machine "
         f"{' → '.join(f'{load:.1f}' for load in record['load_average']) or 'unknown'}; intervals: "
         f"{CONFIDENCE:.0%}, over prompts"
     ]
@@ -98,19 +99,16 @@ def _texts(record: Mapping[str, Any]) -> str:
 
 
 def _stages(record: Mapping[str, Any]) -> str:
-    """Milliseconds a step by stage; means over all steps."""
+    """Milliseconds a step by stage."""
     rows = []
     for name, each in record["contestants"].items():
-        runs = each["runs"]
-        if runs and runs["verify_steps"]:
-            steps = runs["verify_steps"]
-            stages = [f"{1000 * runs['stage_seconds'][stage] / steps:.2f}" for stage in STAGES]
-            whole = 1000 * runs["decode_seconds"] / steps
-            drafted = runs["speculative_decoding"]["num_draft_tokens"] / steps
-            rows.append([name, *stages, f"{whole:.2f}", f"{drafted:.1f}"])
+        seconds, runs = each["median_step_seconds"], each["runs"]
+        if seconds:
+            drafted = runs["speculative_decoding"]["num_draft_tokens"] / runs["verify_steps"]
+            rows.append([name, *map(_ms, seconds.values()), f"{drafted:.1f}"])
     if not rows:
         return ""
-    header = ["ms a step", *STAGES, "all", "nodes drafted"]
+    header = ["ms a step, medians", *STAGES, "all", "nodes drafted, mean"]
     sizes = [
         f"{name}: {sizes_in_words(each['chosen_sizes'])}."
         for name, each in record["contestants"].items()

@@ -24,7 +24,7 @@ from dart_core.drafters.dart import DartDrafter
 from dart_core.engine import Engine
 from dart_core.errors import ArenaError
 from dart_core.heads import load_dart_head
-from dart_core.packing import pack_linears
+from dart_core.packing import pack_layers
 from dart_core.profiling import profile_table
 from dart_core.prompts import Prompt, read_prompt_file
 from dart_core.report import check_destination, write_json
@@ -136,6 +136,10 @@ def add_bench_parser(commands) -> None:
     group.add_argument(
         "--cache-gib", type=float, default=4.0, metavar="N", help="size of --cache (default: 4)"
     )
+    _add_speed_arguments(parser)
+
+
+def _add_speed_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "measuring, suite speed", "All contestants run with the same threads, greedily."
     )
@@ -309,7 +313,7 @@ def _other_heads(references: list[str], engine: Engine) -> dict[str, HeadDrafter
             device=target.head_device,
             target_config=target.config,
         )
-        pack_linears(head)
+        pack_layers(head)
         name = f"dart {Path(reference).name}"
         if name in drafters:
             raise ArenaError(f"--other-dart-head {reference}: two of these are called {name!r}")

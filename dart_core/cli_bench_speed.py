@@ -196,7 +196,7 @@ class _Run:
             **self.record,
         }
         if bench.results:
-            record |= speed_record(bench.contestants, bench.results, bench.steps)
+            record |= speed_record(bench.contestants, bench.results, bench.logs)
         return record
 
     def finish(self, failure: Mapping[str, Any]) -> int:

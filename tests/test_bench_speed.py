@@ -394,6 +394,8 @@ def test_record_and_tables(flags, sets, tmp_path, capsys):
             assert each["tau"]["value"] >= 1 and each["speedup_per_tau"]["value"] > 0
         if each["engine"]:
             assert each["runs"]["verify_steps"] > 0
+            seconds = each["median_step_seconds"]
+            assert 0 < seconds["verify"] <= seconds["total"]
         assert (each["chosen_sizes"] is not None) == ("auto" in name)
     assert found["dart-4"]["runs"]["speculative_decoding"]["num_draft_tokens"] == (
         4 * found["dart-4"]["runs"]["verify_steps"]
