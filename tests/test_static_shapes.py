@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -446,6 +447,21 @@ def test_graphs_are_refused_where_they_cannot_be(tmp_path):
     with pytest.raises(ArenaError, match="spread over 2 devices"):
         require_one_gpu(gpus)
     require_one_gpu(gpus[:1])
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"num_experts": 8}, "routes tokens to experts"),
+        ({"num_local_experts": 8}, "routes tokens to experts"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "has dynamic RoPE"),
+    ],
+)
+def test_a_target_that_the_host_must_look_into_is_refused(config, says, monkeypatch):
+    monkeypatch.setattr("dart_core.capture.require_one_gpu", lambda devices: None)
+    target = SimpleNamespace(config=SimpleNamespace(**config), device="cuda", layer_devices=[])
+    with pytest.raises(ArenaError, match=f"{says}, which reads values on the host"):
+        CudaGraphs(target)
 
 
 def test_the_switch_reaches_target_and_drafters(monkeypatch):
