@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -359,6 +360,26 @@ def test_every_drafter_emits_what_plain_decoding_emits(family, sampling, capture
             settings = DraftSettings(tree_budget=21, eagle3_depth=4, eagle3_top_k=5)
             steps = run(target, each, prompt, settings=settings, **options)
             assert output(steps) == expected, name
+
+
+def test_half_precision_runs_in_static_shapes_too():
+    """As on a GPU: the dtypes of masks, states and heads fit together, and texts agree."""
+    capture = RecordedCalls()
+    target = Target(tiny_model("qwen3").to(torch.bfloat16))
+    dynamic, tree = Target(target.model), random_tree(np.random.default_rng(2), 9)
+    target.use_static_shapes(capture)
+    caches = filled(target, 30, 100), filled(dynamic, 30, 100)
+    ours, theirs = (t.verify(tree, c) for t, c in zip((target, dynamic), caches, strict=True))
+    assert ours.logits.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=0.1, atol=0.3)
+    for name in ("dart", "eagle3"):
+        kind, (head, *rest) = drafters("qwen3")[name]
+        each = kind(deepcopy(head).to(torch.bfloat16), *rest, target.embed)
+        each.use_static_shapes(capture)
+        before = capture.replayed
+        steps = run(target, each, [5, 9, 23], max_new_tokens=12)
+        assert len(output(steps)) == 12
+        assert capture.replayed - before == 2 * (len(steps) - 1)
 
 
 def test_interleaved_runs_keep_apart():
