@@ -11,6 +11,7 @@
 #include "ngram_cursor.h"
 #include "ngram_transform.h"
 #include "ngram_trie.h"
+#include "rms_norm.h"
 #include "row_gemm.h"
 #include "tree_pruner.h"
 #include "trie_import.h"
@@ -220,7 +221,15 @@ void multiply(const RowMatrix& matrix, std::uintptr_t inputs, std::int64_t rows,
                   reinterpret_cast<const float*>(bias), reinterpret_cast<float*>(outputs), threads);
 }
 
-void bind_row_gemm(py::module_& m) {
+void norm(std::uintptr_t inputs, std::uintptr_t weight, float epsilon, std::int64_t rows,
+          std::int64_t size, std::uintptr_t outputs) {
+  const py::gil_scoped_release release;
+  rms_norm(reinterpret_cast<const float*>(inputs), reinterpret_cast<const float*>(weight), epsilon,
+           rows, size, reinterpret_cast<float*>(outputs));
+}
+
+void bind_layers(py::module_& m) {
+  m.def("rms_norm", &norm, "inputs"_a, "weight"_a, "epsilon"_a, "rows"_a, "size"_a, "outputs"_a);
   py::class_<RowMatrix>(m, "RowMatrix")
       .def(py::init([](const Array<float>& weights) {
              if (weights.ndim() != 2 || weights.size() == 0) {
@@ -243,10 +252,11 @@ void bind_row_gemm(py::module_& m) {
 
 PYBIND11_MODULE(_core, m) {
   m.doc() =
-      "Native core: n-gram files, the draft tree's pruner, a matrix product. Private to dart_core.";
+      "Native core: n-gram files, the draft tree's pruner, layers of the CPU. Private to "
+      "dart_core.";
   dart::bind_errors(m);
   dart::bind_trie(m);
   dart::bind_files(m);
   dart::bind_pruner(m);
-  dart::bind_row_gemm(m);
+  dart::bind_layers(m);
 }

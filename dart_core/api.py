@@ -25,7 +25,7 @@ from dart_core.errors import ArenaError
 from dart_core.heads import load_dart_head
 from dart_core.ngram import NgramModel
 from dart_core.ngram_loading import open_ngrams
-from dart_core.packing import pack_linears
+from dart_core.packing import pack_layers
 from dart_core.presets import Preset, get_preset
 from dart_core.references import HUB
 from dart_core.sampling import SamplingParams
@@ -183,7 +183,7 @@ class DartModel:
             device=target.head_device,
             target_config=target.config,
         )
-        pack_linears(head)
+        pack_layers(head)
         ngrams = {}
         if isinstance(ngram_model, NgramModel):
             ngrams = {"full": ngram_model}

@@ -19,7 +19,7 @@ from dart_core.errors import ArenaError
 from dart_core.heads import load_dart_head, load_eagle3_head
 from dart_core.memory import OutOfMemory, gib, memory_told
 from dart_core.ngram_loading import open_ngrams
-from dart_core.packing import pack_linears
+from dart_core.packing import pack_layers
 from dart_core.presets import DEFAULT_PRESET, DEMO_TARGET, Preset, get_preset
 from dart_core.references import HUB
 from dart_core.room import (
@@ -269,6 +269,6 @@ def _load_head(name: str, folder: Path, reference: str, target: Target, options,
         **options,
     )
     size = sum(tensor.numel() * tensor.element_size() for tensor in head.parameters())
-    pack_linears(head)  # as the target is
+    pack_layers(head)  # as the target is
     say(f"{name} head {reference}: {gib(size)} in {time.perf_counter() - started:.1f} s")
     return head

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from dart_core.cache import KVCache, free_memory
 from dart_core.capture import Capture, CudaGraphs, require_one_gpu, run_eagerly
 from dart_core.errors import ArenaError
-from dart_core.packing import pack_linears
+from dart_core.packing import pack_layers
 from dart_core.static_shapes import StaticVerify
 from dart_core.tree import DraftTree
 from dart_core.weights import readable
@@ -39,8 +39,9 @@ def _tree_attention(
     """Grouped-query attention without repeating key/value heads.
 
     query [1, heads, q, d], key and value [1, kv, s, d]. The query heads that share a key/value head
-    are folded into the query rows; ``attention_mask`` is bool [1, 1, groups * q, s] in that folded
-    order. None means a causal prefill from an empty cache or a single row that may see everything.
+    are folded into the query rows; ``attention_mask`` [1, 1, groups * q, s], in that folded order,
+    is added to the scores. None means a causal prefill from an empty cache or a single row that may
+    see everything.
     """
     for name in ("softcap", "s_aux", "sliding_window"):
         if unsupported.get(name) is not None:
@@ -204,7 +205,7 @@ class Target:
                 )
             target = cls(model if device_map is not None else model.to(device))
         if device_map is None:
-            pack_linears(model)  # does nothing away from the CPU
+            pack_layers(model)  # does nothing away from the CPU
         if cuda_graphs:
             target.use_static_shapes(CudaGraphs(target))
         return target
@@ -284,7 +285,7 @@ class Target:
         the order given. logits: for the last row or all.
         """
         if mask is not None:
-            mask = mask.repeat(self._groups, 1)[None, None].to(self.device)
+            mask = self._bias(mask.to(self.device))
         elif len(tokens) > 1 and cache.length:
             raise ValueError("several tokens behind a non-empty cache need a mask")
         return self._run(
@@ -303,10 +304,15 @@ class Target:
         """``forward`` where ``cache.place`` says where rows go: all on the device, and nothing of
         it is read by the host, so that it can be captured. mask: bool [q, window].
         """
-        # Kernels add what a mask of bool stands for: made once here, not in every layer.
+        return self._run(tokens, positions, self._bias(mask), cache, taps)
+
+    def _bias(self, mask: torch.Tensor) -> torch.Tensor:
+        """What kernels add for a mask of bool [q, s], in the folded order of ``_tree_attention``:
+        made once, not in every layer.
+        """
         bias = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
-        bias = bias.masked_fill_(mask.logical_not(), -torch.inf).repeat(self._groups, 1)
-        return self._run(tokens, positions, bias[None, None], cache, taps)
+        bias.masked_fill_(mask.logical_not(), -torch.inf)
+        return bias.repeat(self._groups, 1)[None, None]
 
     def _run(self, tokens, positions, mask, cache, taps, logits="all") -> TargetOutput:
         with self._lock:

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from dart_core.packing import OneDnnLinear, PackedLinear, RowLinear, pack_linears
+from dart_core.packing import (
+    OneDnnLinear,
+    PackedLinear,
+    RowLinear,
+    RowNorm,
+    pack_linears,
+    swap_norms,
+)
 
 FP32, BF16 = torch.float32, torch.bfloat16
 KINDS = [kind for kind in (RowLinear, OneDnnLinear) if kind is OneDnnLinear or kind.runs_here()]
@@ -139,3 +146,49 @@ def test_tied_embedding_survives():
     expected = model(ids)
     assert pack_linears(model) == 1
     torch.testing.assert_close(model(ids), expected)
+
+
+class LlamaLikeRMSNorm(nn.Module):
+    """As transformers computes it for Llama and Qwen3."""
+
+    def __init__(self, size: int, offset: float = 0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(size) + 0.5)
+        self.variance_epsilon, self.offset = 1e-5, offset
+
+    def forward(self, states):
+        states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.offset + self.weight) * states
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 64, 577])
+def test_norms_are_swapped_for_the_same(size):
+    torch.manual_seed(size)
+    model = nn.ModuleList([LlamaLikeRMSNorm(size), nn.RMSNorm(size, 1e-6)])
+    inputs = 3 * torch.randn(2, 5, size)
+    inputs[0, 0] = 0.0
+    expected = [norm(inputs) for norm in model]
+    assert swap_norms(model) == 2
+    for norm, each in zip(model, expected, strict=True):
+        assert type(norm) is RowNorm
+        torch.testing.assert_close(norm(inputs), each, rtol=1e-5, atol=1e-6)
+        strided = inputs.transpose(0, 1)
+        torch.testing.assert_close(norm(strided), each.transpose(0, 1), rtol=1e-5, atol=1e-6)
+        assert torch.equal(norm(inputs[:, 2:3]), norm(inputs)[:, 2:3])
+    assert swap_norms(model) == 0
+    with pytest.raises(ValueError, match="expected float32"):
+        model[0](inputs.double())
+    with pytest.raises(ValueError, match="expected float32"):
+        model[0](torch.zeros(2, size + 1))
+
+
+def test_norms_that_compute_something_else_stay():
+    model = nn.ModuleDict(
+        {
+            "offset": LlamaLikeRMSNorm(8, offset=1.0),
+            "bf16": nn.RMSNorm(8, 1e-6, dtype=torch.bfloat16),
+            "plain": nn.RMSNorm(8, 1e-6, elementwise_affine=False),
+            "layer": nn.LayerNorm(8),
+        }
+    )
+    assert swap_norms(model) == 0

@@ -492,7 +492,7 @@ def test_the_switch_reaches_target_and_drafters(monkeypatch):
     for module in ("target", "loading"):
         monkeypatch.setattr(f"dart_core.{module}.require_one_gpu", lambda devices: None)
         # A packed product is none of torch's operators, so nothing of it would be recorded.
-        monkeypatch.setattr(f"dart_core.{module}.pack_linears", lambda model: None)
+        monkeypatch.setattr(f"dart_core.{module}.pack_layers", lambda model: None)
     for name, head in (("dart", {"dart": "dart"}), ("eagle3", {"eagle3": "head"})):
         checkpoint = GOLDEN / name / "checkpoint"
         parts = {role: checkpoint / folder for role, folder in head.items()}
