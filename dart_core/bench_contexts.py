@@ -52,7 +52,7 @@ def measure_contexts(
         }
         found = in_rounds(works, engine.target.device, rounds, log)
         names = list(probes[0].works)
-        kv_bytes = probes[-1].bytes_per_token()
+        kv_bytes = probes[-1].bytes_per_token() | _head_bytes_per_token(engine)
     finally:
         for probe in probes:
             probe.close()
@@ -142,6 +142,15 @@ class _Probe:
         for run in self.runs:
             run.close()
         self.works = {}
+
+
+def _head_bytes_per_token(engine: Engine) -> dict[str, float]:
+    found = {}
+    for name, drafter in engine.drafters.items():
+        if name != "ar":
+            cache = drafter.head.new_cache(1)
+            found[name] = float(cache.keys.nbytes + cache.values.nbytes)
+    return found
 
 
 def _cache_bytes(cache) -> int:

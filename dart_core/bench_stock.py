@@ -53,7 +53,8 @@ class StockTarget:
         folder = resolve(reference, kind="target", progress=progress)
         spread = len(set(target.layer_devices)) > 1
         started = perf_counter()
-        with memory_told(f"loading a stock copy of {reference}", target.device):
+        remedy = "leave transformers' own decoding out: --contestants ar,dart,eagle3"
+        with memory_told(f"loading a stock copy of {reference}", target.device, remedy):
             model = load_stock(folder, target.dtype, device_map="auto" if spread else None)
             model = model if spread else model.to(target.device)
         progress(f"stock copy of {reference} in {perf_counter() - started:.1f} s")

@@ -421,7 +421,10 @@ def test_record_and_tables(flags, sets, tmp_path, capsys):
         "ar step", "verify 16", "dart draft", "eagle3 draft", "stock step",
     ]  # fmt: skip
     size = 7 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, float32
-    assert contexts["kv_bytes_per_token"] == {"target": size, "stock": size}
+    head = 2 * 2 * 16 * 4
+    assert contexts["kv_bytes_per_token"] == {
+        "target": size, "stock": size, "dart": head, "eagle3": head,
+    }  # fmt: skip
     assert set(record["startup"]["first_token"]) == {"ar", "dart", "eagle3", "generate"}
     assert record["startup"]["ngram_open"]["seconds"]["median"] > 0
     assert [each["ngram"] for each in record["pruner"]["searches"]] == [
