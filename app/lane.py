@@ -37,6 +37,7 @@ class LaneView:
         self.text = ""
         self.marks = ""
         self.accepted = ""  # per verify step, with commas between
+        self.drafted = ""
         self.emitted = ""  # the same from the prefill on; so is the next
         self.clocks = ""
         self.stages = dict.fromkeys(STAGES, 0.0)  # seconds in verify steps
@@ -78,6 +79,7 @@ class LaneView:
         self.tokens += step.tokens
         if verify:
             self.accepted = _joined(self.accepted, str(step.accepted))
+            self.drafted = _joined(self.drafted, str(step.drafted))
             for stage in STAGES:
                 self.stages[stage] += getattr(step.seconds, stage)
         self.emitted = _joined(self.emitted, str(len(step.tokens)))

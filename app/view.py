@@ -143,6 +143,7 @@ class RunView:
                     "engine": lane.engine,
                     "label": LABELS[lane.engine],
                     "accepted": lane.accepted,
+                    "drafted": lane.drafted,
                     "emitted": lane.emitted,
                     "clocks": lane.clocks,
                     "stages": [

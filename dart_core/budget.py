@@ -9,7 +9,8 @@ accepted, learnt from the run's own text. Sizes change only how fast a text come
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
 
@@ -17,7 +18,8 @@ import numpy as np
 import torch
 
 from dart_core.acceptance import Acceptance
-from dart_core.drafters import DraftSettings, Proposal
+from dart_core.drafters import Drafter, DraftSettings, Proposal
+from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.errors import ArenaError
 from dart_core.sampling import greedy_tokens
 from dart_core.step import SizeChoice
@@ -161,6 +163,11 @@ class ChosenSizes:
         self._drafts = [_Drafts() for _ in self._limits]
         self._at = len(self._limits) - 1
 
+    def learn_drafting_of(self, other: ChosenSizes) -> None:
+        """Begin with what an earlier run found out about drafting. No text depends on it."""
+        if other.most == self.most:
+            self._drafts = [replace(drafts) for drafts in other._drafts]
+
     @property
     def plain_rate(self) -> float:
         """Tokens per second of plain steps, estimated."""
@@ -245,7 +252,7 @@ class ChosenSizes:
         gains = np.cumsum([drafts.gain for drafts in self._drafts])
         seconds = np.array([drafts.seconds for drafts in self._drafts])
         best = lowest + int((gains - self.rate * seconds)[lowest:].argmax())
-        return min(best + 1, last) if self._steps % self.PROBE == 0 else best
+        return min(best + 1, last) if self._steps % self.PROBE == self.PROBE - 1 else best
 
     def _note_drafting(self, seconds: float, worth: np.ndarray) -> None:
         """What this limit took, and what it and the lower ones would have brought."""
@@ -257,12 +264,14 @@ class ChosenSizes:
             before = reached
 
 
+@dataclass(slots=True)
 class _Drafts:
     """What drafting up to one limit takes and brings beyond the limit below: running means."""
 
-    def __init__(self) -> None:
-        self.tried = self.weighed = 0
-        self.seconds = self.gain = 0.0
+    tried: int = 0
+    weighed: int = 0
+    seconds: float = 0.0
+    gain: float = 0.0
 
     def took(self, seconds: float) -> None:
         self.tried += 1
@@ -296,8 +305,18 @@ def recorded_sizes(steps: Sequence) -> tuple[tuple[int, int], ...]:
     )
 
 
-def sizes_of(settings: DraftSettings, cost: VerifyCost | None) -> Sizes:
-    """What a run with ``settings`` goes by; ``cost`` is asked for with ``auto_budget`` alone."""
-    if not settings.auto_budget:
+def sizes_for(
+    drafter: Drafter,
+    settings: DraftSettings,
+    cost: Callable[[], VerifyCost],
+    before: Sizes | None = None,
+) -> Sizes:
+    """What a run with ``settings`` goes by. ``cost`` is called only where sizes are chosen.
+    before: an earlier run of the same drafter, if there was one.
+    """
+    if not settings.auto_budget or isinstance(drafter, AutoregressiveDrafter):
         return FixedSizes(settings.tree_budget)
-    return ChosenSizes(cost, settings.tree_budget, settings.sizes)
+    chosen = ChosenSizes(cost(), settings.tree_budget, settings.sizes)
+    if isinstance(before, ChosenSizes):
+        chosen.learn_drafting_of(before)
+    return chosen

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dart_core import text
-from dart_core.budget import VerifyCost, measure_verify
+from dart_core.budget import Sizes, VerifyCost, measure_verify, sizes_for
 from dart_core.check import Verdict, compare
 from dart_core.drafters import Drafter, DraftSettings
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
@@ -94,6 +94,7 @@ class Engine:
         self._warned_of_positions = False
         self._measuring = threading.Lock()
         self._verify_cost: VerifyCost | None = None
+        self._latest_sizes: dict[str, Sizes] = {}
 
     @classmethod
     def load(
@@ -257,15 +258,16 @@ class Engine:
             max_length=settings.max_length,
             eos_token_ids=eos,
             settings=settings.draft,
-            verify_cost=self._cost_for(drafter, settings.draft),
+            sizes=self._sizes(engine, drafter, settings.draft),
             stop_check=stop_check,
         )
         return self._guarded(steps)
 
-    def _cost_for(self, drafter: Drafter, draft: DraftSettings) -> VerifyCost | None:
-        if not draft.auto_budget or isinstance(drafter, AutoregressiveDrafter):
-            return None
-        return self.verify_cost
+    def _sizes(self, name: str, drafter: Drafter, draft: DraftSettings) -> Sizes:
+        """How large the trees of a run are: it starts with what the one before it found out."""
+        sizes = sizes_for(drafter, draft, lambda: self.verify_cost, self._latest_sizes.get(name))
+        self._latest_sizes[name] = sizes
+        return sizes
 
     def _guarded(self, steps: Iterator[Step]) -> Iterator[Step]:
         with memory_told("generating", self.target.device, SHORTER):

@@ -12,9 +12,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from dart_core.budget import VerifyCost, measure_verify, sizes_of
+from dart_core.budget import Sizes, measure_verify, sizes_for
 from dart_core.drafters import Drafter, DraftSettings, Proposal
-from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.errors import ArenaError, check_number
 from dart_core.sampling import Sampler, SamplingParams
 from dart_core.step import SizeChoice, StageSeconds, Step
@@ -86,17 +85,17 @@ def generate(
     max_length: int = 2048,
     eos_token_ids: Iterable[int] = frozenset(),
     settings: DraftSettings = DraftSettings(),
-    verify_cost: VerifyCost | None = None,
+    sizes: Sizes | None = None,
     stop_check: Callable[[int], bool] | None = None,
 ) -> Iterator[Step]:
     """Generate after ``prompt_ids``, one Step at a time; the output is the target's own, whatever
     the drafter.
 
     eos_token_ids: generation ends with the first of these, which is emitted. stop_check: called
-    once with every emitted token, in order; true ends generation with that token. verify_cost: what
-    tree sizes are chosen by with ``settings.auto_budget``; None: measured here. An unset seed is
-    drawn here. Raises ArenaError (on the first ``next``) for a prompt that does not fit or a token
-    outside the vocabulary. Closing the generator frees the run's caches at once.
+    once with every emitted token, in order; true ends generation with that token. sizes: says how
+    large each tree is; None: as ``settings`` ask for it. An unset seed is drawn here. Raises
+    ArenaError (on the first ``next``) for a prompt that does not fit or a token outside the
+    vocabulary. Closing the generator frees the run's caches at once.
     """
     prompt, eos_token_ids = prompt_tensor(prompt_ids), token_set(eos_token_ids)
     budget = token_budget(len(prompt), max_new_tokens, max_length)
@@ -111,11 +110,8 @@ def generate(
         sampling = replace(sampling, seed=secrets.randbelow(2**31))
     # Committed rows never exceed prompt + budget; a verify pass first writes its tree behind them.
     capacity = len(prompt) + budget
-    if isinstance(drafter, AutoregressiveDrafter):
-        settings = replace(settings, auto_budget=False, sizes=())
-    if settings.auto_budget and verify_cost is None:
-        verify_cost = measure_verify(target, drafter.taps)
-    sizes = sizes_of(settings, verify_cost)
+    if sizes is None:
+        sizes = sizes_for(drafter, settings, lambda: measure_verify(target, drafter.taps))
     cache = target.new_cache(capacity + settings.tree_budget + 1)
     draft = drafter.begin(prompt, capacity, settings, eos_token_ids)
     loop = _Loop(

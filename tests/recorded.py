@@ -16,7 +16,7 @@ from scripted import ScriptedDetokenizer, ScriptedTokenizer, steps_of
 
 from app.race import Judged, Lane, Moved, race
 from app.recording import Recording
-from dart_core.step import Step
+from dart_core.step import SizeChoice, Step
 from dart_core.tree import Candidates
 
 WORDS = [" sky", " is", " blue", "=1+1", "<b>", "@x", " because"]
@@ -56,7 +56,9 @@ def recording(text: str = TEXT, *, at_once: bool = True, engines=tuple(HEADER["e
     }
     rng = random.Random(0)
     dart = [_varied(step, rng) for step in scripts["dart"]]
-    scripts["dart"] = [dart[0], _with_pool(dart[1]), *dart[2:]]
+    reasons = (SizeChoice(60, 1.875, 1.25), SizeChoice(0, 1.0, 1.0))
+    chosen = [replace(step, choice=reasons[step.index % 2]) for step in dart[2:]]
+    scripts["dart"] = [dart[0], _with_pool(dart[1]), *chosen]
     lanes = [
         Lane(name, lambda name=name: iter(scripts[name]), ScriptedDetokenizer(TOKENIZER))
         for name in engines

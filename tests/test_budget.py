@@ -18,6 +18,7 @@ from dart_core.budget import (
     best_first,
     measure_verify,
     recorded_sizes,
+    sizes_for,
 )
 from dart_core.drafters import DraftSettings, Proposal
 from dart_core.drafters.dart import DartDrafter
@@ -247,6 +248,19 @@ def test_an_engine_measures_once_and_only_where_it_is_asked_to():
     assert (measured.seconds == before).all()  # a run follows a copy of its own
 
 
+def test_a_run_knows_what_the_one_before_it_found_out_about_drafting():
+    def slow(limit: int) -> float:
+        return 0.0005 * limit
+
+    first = chosen(CHEAP_TO_8)
+    play(first, CHEAP_TO_8, 60, 0.7, draft=slow)
+    settings = DraftSettings(auto_budget=True)
+    second = sizes_for(None, settings, lambda: CHEAP_TO_8, before=first)
+    assert all(asked <= 16 for asked, _, _ in play(second, CHEAP_TO_8, 10, 0.7, draft=slow))
+    other = sizes_for(None, DraftSettings(40, True), lambda: CHEAP_TO_8, before=first)
+    assert other.limit() == 40  # another most: what was found out does not fit
+
+
 def test_before_anything_is_known_a_score_is_a_log_probability():
     tree = DraftTree.of([1, 2, 3, 4], [-1, 0, 1, 0], np.log([1.0, 0.5, 0.25, 0.125]))
     assert Acceptance().chances(tree).tolist() == pytest.approx([1.0, 0.5, 0.25, 0.125])
@@ -367,7 +381,8 @@ def test_chosen_sizes_change_no_text_and_recorded_ones_repeat_the_run(
     prompt, options = [3, 1, 4, 1, 5], {"max_new_tokens": 60, "sampling": sampling}
     expected = autoregressive(target, prompt, **options)
     settings = DraftSettings(tree_budget=24, auto_budget=True, prompt_lookup=lookup)
-    steps = run(target, drafters[name], prompt, settings=settings, verify_cost=cost, **options)
+    chooser = sizes_for(drafters[name], settings, lambda: cost)
+    steps = run(target, drafters[name], prompt, settings=settings, sizes=chooser, **options)
     assert output(steps) == expected
     assert all(step.choice for step in steps[1:])
     assert all(step.drafted <= 24 for step in steps)
@@ -376,7 +391,8 @@ def test_chosen_sizes_change_no_text_and_recorded_ones_repeat_the_run(
     sizes = tuple(map(tuple, json.loads(json.dumps(sizes))))
     again = DraftSettings(tree_budget=24, auto_budget=True, prompt_lookup=lookup, sizes=sizes)
     other = FLAT if cost is STEEP else STEEP  # what would be chosen without them
-    repeated = run(target, drafters[name], prompt, settings=again, verify_cost=other, **options)
+    chooser = sizes_for(drafters[name], again, lambda: other)
+    repeated = run(target, drafters[name], prompt, settings=again, sizes=chooser, **options)
     assert recorded_sizes(repeated) == sizes
     for step, twin in zip(steps[1:], repeated[1:], strict=True):
         assert twin.tokens == step.tokens
@@ -412,7 +428,7 @@ def test_what_was_chosen_is_told_with_its_reasons(parts):
     target, drafters = parts
     settings = DraftSettings(auto_budget=True)
     steps = run(
-        target, drafters["dart"], [1, 2], settings=settings, verify_cost=STEEP, max_new_tokens=60
+        target, drafters["dart"], [1, 2], settings=settings, sizes=chosen(STEEP), max_new_tokens=60
     )
     sizes = chosen_sizes(steps)
     assert (sizes["steps"], sizes["mean"], sizes["largest"]) == (59, 0, 0)

@@ -131,6 +131,23 @@ def test_json_fields(arguments, capsys):
     assert run["settings"]["draft"]["tree_budget"] == 60
 
 
+def test_a_chosen_tree_budget_says_what_it_chose_and_why(arguments, capsys):
+    flags = ["generate", *arguments, "--prompt", "hi", *LENGTH]
+    assert main([*flags, "--json", "-"]) == 0
+    fixed = json.loads(capsys.readouterr().out)
+    assert main([*flags, "--tree-budget", "auto", "--profile", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    run = json.loads(told.out)
+    assert run["output_ids"] == fixed["output_ids"]
+    draft = run["settings"]["draft"]
+    assert (draft["tree_budget"], draft["auto_budget"]) == (60, True)
+    for step in run["steps"][1:]:
+        assert set(step["choice"]) == {"asked", "expected", "cost"}
+        assert step["drafted"] <= step["choice"]["asked"] <= 60
+    assert fixed["steps"][1]["choice"] is None
+    assert "tree budget auto: " in told.err
+
+
 def test_engines_agree_greedy_and_seeded(arguments, capsys):
     for extra in ([], ["--temperature", "1", "--top-k", "40", "--seed", "7"]):
         outputs = []

@@ -35,6 +35,7 @@ def control(name: str):
 def test_defaults_are_accepted_and_whole_numbers_become_ints():
     values = checked(TABLE, DEFAULTS)
     assert values["tree_budget"] == 60
+    assert values["auto_budget"] is True  # the number is then the most
     assert values["seed"] is None
     assert isinstance(values["max_new_tokens"], int)
     assert isinstance(values["temperature"], float)
@@ -57,6 +58,7 @@ def test_defaults_are_accepted_and_whole_numbers_become_ints():
         ("ngram", "huge", "none of full, small, off"),
         ("mode", None, "none of at-once, in-turn"),
         ("thinking", "yes", "not on or off"),
+        ("auto_budget", None, "not on or off"),
         ("first", "", "none of dart, eagle3, ar"),
         ("second", "<b>", "none of dart, eagle3, ar"),
     ],
@@ -97,14 +99,14 @@ def test_controls_without_a_choice_are_left_out():
 def test_a_link_sets_prompt_and_settings():
     settings = {
         "temperature": 0.7, "seed": 7, "tree_budget": 16, "ngram": "off", "third": "ar",
-        "mode": "in-turn", "thinking": "true",
+        "mode": "in-turn", "thinking": "true", "auto_budget": "false",
     }  # fmt: skip
     said = "a & b = <c> #5\nhéllo 🎉"
     prompt, values, refused = read_link(TABLE, "#" + urlencode({"prompt": said, **settings}))
     assert prompt == said
     assert refused == []
     assert checked(TABLE, DEFAULTS | values) == checked(
-        TABLE, DEFAULTS | settings | {"seed": "7", "thinking": True}
+        TABLE, DEFAULTS | settings | {"seed": "7", "thinking": True, "auto_budget": False}
     )
     assert read_link(TABLE, "") == (None, {}, [])
     assert read_link(TABLE, "#presenter=1") == (None, {}, [])

@@ -36,6 +36,7 @@ def lane(engine: str, steps: int, label: str = "") -> dict:
         "engine": engine,
         "label": label or engine.upper(),
         "accepted": joined(accepted),
+        "drafted": joined([4 * count + 1 for count in accepted]),
         "emitted": joined([1, *(count + 1 for count in accepted)][:moves]),
         "clocks": joined(CLOCKS[engine][:moves]),
         "stages": [3.0, 1.0, 12.0, 4.0] if engine != "ar" else [0.0, 0.0, 7.5, 0.5],
@@ -107,7 +108,7 @@ def charts(page, browser):
 
 def test_an_idle_page_has_sentences_and_no_axes(charts):
     tab = charts.tab
-    expect(tab.locate(".chart-empty")).to_have_count(5)
+    expect(tab.locate(".chart-empty")).to_have_count(6)
     expect(tab.locate(".plot:visible")).to_have_count(0)
     for sentence in tab.locate(".chart-empty").all():
         expect(sentence).to_have_text("Nothing yet: this fills in during a run.")
@@ -117,6 +118,7 @@ def test_an_idle_page_has_sentences_and_no_axes(charts):
     assert headings == [
         "The race",
         "Accepted per step",
+        "Drafts verified per step",
         "τ and speedup as they run",
         "Acceptance by draft position",
         "Where a step's time goes",
@@ -126,7 +128,7 @@ def test_an_idle_page_has_sentences_and_no_axes(charts):
     charts.wait_for("race", 2, 3, 3)
     tab.push(IDLE_CHARTS)  # cleared
     expect(tab.locate(".main-svg")).to_have_count(0)
-    expect(tab.locate(".chart-empty:visible")).to_have_count(5)
+    expect(tab.locate(".chart-empty:visible")).to_have_count(6)
 
 
 def test_a_page_that_opens_late_draws_its_first_value(browser):
@@ -161,7 +163,7 @@ def test_series_grow_jump_shrink_and_change_without_a_rebuild(charts):
     assert raw == ([1, 2, 3, 4, 5], ACCEPTED["dart"])
     assert mean[1] == pytest.approx([2, 1, 5 / 3, 1.5, 1.6])
     expect(tab.locate(".chart-empty:visible")).to_have_count(0)
-    expect(tab.locate(".plot:visible")).to_have_count(4)
+    expect(tab.locate(".plot:visible")).to_have_count(5)
     assert charts.builds() == []
     assert charts.kept()
 
@@ -175,11 +177,22 @@ def test_series_grow_jump_shrink_and_change_without_a_rebuild(charts):
     assert charts.traces("race")[1] == (CLOCKS["eagle3"], [1, 3, 5, 6, 11])
 
 
+def test_the_size_of_every_steps_tree(charts):
+    charts.tab.push(value(lane("dart", 5), lane("ar", 3)))
+    charts.wait_for("sizes", 5)
+    assert charts.traces("sizes") == [([1, 2, 3, 4, 5], [9, 1, 13, 5, 9])]
+    expect(charts.tab.locate("#chart-sizes")).to_have_attribute(
+        "aria-label",
+        "Drafts verified per step. DART: 7.4 drafts verified a step on average, 1 to 13.",
+    )
+
+
 def test_the_mean_is_over_the_last_24_steps(charts):
     counts = [6] * 24 + [0] * 24
     long = {
         **lane("dart", 0),
         "accepted": joined(counts),
+        "drafted": joined(counts),
         "emitted": joined([1, *(count + 1 for count in counts)]),
         "clocks": joined(round(0.1 * place, 1) for place in range(49)),
     }
@@ -229,6 +242,7 @@ def test_running_tau_and_speedup(charts):
     expect(hint).to_contain_text("No speedup is drawn")
     tau = charts.traces("tau")[0]
     assert tau == ([1, 2, 3, 4, 5], pytest.approx([3, 2, 8 / 3, 2.5, 2.6]))
+    charts.wait_for("positions", 4, 4)  # the last one: all stand
     charts.watch_builds()
     tab.push(racing(5, 4))
     charts.wait_for("tau", 5, 5, 4, 4)

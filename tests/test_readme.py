@@ -73,7 +73,7 @@ def test_every_kind_of_mistake_is_found():
         "no launch/qwen3_5b.sh",
         "unrecognized arguments: --no-such-page",
         "no flag --force",
-        "invalid int value: 'x'",
+        "'x': expected a whole number or auto",
         "the following arguments are required: OUTPUT",
         "no command sing",
         "a Python block: ",

@@ -90,6 +90,23 @@ def test_a_recording_comes_back_as_it_was(tmp_path, name):
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
 
 
+def test_chosen_sizes_come_back_with_their_reasons_and_may_be_missing(tmp_path):
+    GOOD.save(tmp_path / "run.json")
+    loaded = Recording.load(tmp_path / "run.json")
+    reasons = [move.step.choice for move in moves(loaded.events, "dart")]
+    assert reasons == [move.step.choice for move in moves(GOOD.events, "dart")]
+    assert any(reasons)
+    facts = dict(shown(loaded)[2]["facts"])
+    assert re.match(r"auto: [\d.]+ drafts a step \(", facts["DART tree budget"])
+    assert "drafting rested in" in facts["DART tree budget"]
+    data = data_of(GOOD)
+    for event in data["events"]:
+        event.get("step", {}).pop("choice", None)
+    older = Recording.load(write(tmp_path / "older.json", data))
+    assert not any(move.step.choice for move in moves(older.events))
+    assert not any(name.endswith("tree budget") for name, _ in shown(older)[2]["facts"])
+
+
 def test_a_packed_file_is_known_by_its_first_bytes(tmp_path):
     GOOD.save(tmp_path / "run.json.gz")
     renamed = (tmp_path / "run.json.gz").rename(tmp_path / "upload")
@@ -251,6 +268,9 @@ DAMAGES = [
     (set_step("backend", "cuda<"), "'cuda<', not one of native"),
     (set_step("finish_reason", "boredom"), "'boredom', not one of stop, length"),
     (set_step("seed", -1), "'seed'"),
+    (set_step("choice", {"asked": 3, "expected": 1.5}), "'choice' of 'step' of the event has no"),
+    (set_step("choice", {"asked": -3, "expected": 1.5, "cost": 1}), "'asked' of 'choice'"),
+    (lambda d: d["settings"].update(auto_budget="yes"), "'auto_budget'"),
     (set_step("seconds", {"draft": 1}), "'seconds' of 'step' of the event has no 'search'"),
     (lambda d: tree(d).update(parents=[-1, 0, 5, 1, 0, 0]), "parents before children"),
     (lambda d: tree(d)["parents"].pop(), "one parent per token"),

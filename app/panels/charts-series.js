@@ -1,13 +1,14 @@
 // The numbers behind the charts. A lane's series only grow within a run, so only their new ends are read.
 const MEAN = 24; // verify steps in the running mean
-const SERIES = ["accepted", "emitted", "clocks"];
+const SERIES = ["accepted", "drafted", "emitted", "clocks"];
 
 const fresh = (lane) => ({
   engine: lane.engine,
   label: lane.label,
   drafts: lane.engine !== "ar",
-  read: { accepted: "", emitted: "", clocks: "" },
-  accepted: [], // per verify step, as are all but the next three
+  read: { accepted: "", drafted: "", emitted: "", clocks: "" },
+  accepted: [], // per verify step, as are all but emitted, clocks and tokens
+  drafted: [],
   emitted: [], // per step, the prefill included
   clocks: [],
   tokens: [], // emitted so far, at clocks

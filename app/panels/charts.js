@@ -55,6 +55,16 @@ const CHARTS = [
       `${Math.max(...seen.accepted)} at most`,
   },
   {
+    plot: figure(root, "chart-sizes", { heading: "Drafts verified per step", x: STEP, y: "drafts" }),
+    hint: () => "The size of each step's draft tree, the tree budget. Where it is chosen, the totals say by what.",
+    traces: () => racers().map((seen) => (
+      { name: seen.label, engine: seen.engine, key: seen.label, series: () => [seen.steps, seen.drafted], width: 1.5,
+        shape: "vh" })),
+    words: (seen) => seen.steps.length && seen.drafts &&
+      `${mean(seen.drafted).toFixed(1)} drafts verified a step on average, ${Math.min(...seen.drafted)} to ` +
+      `${Math.max(...seen.drafted)}`,
+  },
+  {
     plot: figure(root, "chart-tau", { heading: "τ and speedup as they run", x: STEP, y: "τ and × plain" }),
     hint: () => (rate() || !run ?
       "Solid: τ, tokens per verify step so far. Dashed: speedup against plain decoding. Ideal is speedup = τ: " +

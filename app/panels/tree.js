@@ -157,6 +157,10 @@ function redraw(view) {
   put(view.badge, tree.engine === "dart" ? `${tree.backend} pruner` : `${tree.backend} re-rank`);
   const facts = [`step ${tree.step}`, `${tree.drafted} drafted`, `${tree.accepted} accepted`];
   if (all.drawn) facts.push(`${all.drawn} pruned${all.omitted ? `, ${all.omitted} more left out` : ""}`);
+  if (tree.choice && tree.choice.asked > tree.drafted) facts[1] += ` of ${tree.choice.asked} asked for`;
+  if (tree.choice) {
+    facts.push(`${tree.choice.expected.toFixed(1)} tokens expected for ${tree.choice.cost.toFixed(2)} × a plain step`);
+  }
   facts.push(...["draft", "search", "verify"].map((stage) => `${stage} ${tree.ms[stage].toFixed(1)} ms`));
   put(view.facts, facts.join(" · "));
 }
