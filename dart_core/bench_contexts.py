@@ -35,8 +35,9 @@ def measure_contexts(
     rounds: int,
     log: Log,
 ) -> dict[str, Any]:
-    """Seconds of a plain step, a verify pass, each head's drafting and a forward of the stock model
-    behind contexts of random tokens, and the bytes that a token's keys and values take.
+    """Seconds of a plain step, a verify pass, each head's drafting, and the stock model's forwards
+    of one token and of as many as the tree has, behind contexts of random tokens; and the bytes
+    that a token's keys and values take.
 
     A head's run grows by a token in each round, which is nothing beside its context.
     """
@@ -109,7 +110,9 @@ class _Probe:
             self.stock_cache = stock.new_cache()
             for start in range(0, length, PREFILL_ROWS):
                 stock.forward(tokens[start : min(length, start + PREFILL_ROWS)], self.stock_cache)
-            self.works["stock step"] = lambda: self._stock_step(stock, tokens[-1:])
+            some = some_tokens(target, TREE_NODES)
+            self.works["stock step"] = lambda: self._stock_step(stock, some[:1])
+            self.works[f"stock {TREE_NODES}"] = lambda: self._stock_step(stock, some)
 
     def _drafting(self, drafter, hidden, tokens, draft, rounds) -> Callable[[], None]:
         with torch.inference_mode():
@@ -126,9 +129,9 @@ class _Probe:
 
         return work
 
-    def _stock_step(self, stock: StockTarget, token: torch.Tensor) -> None:
-        stock.forward(token, self.stock_cache)
-        self.stock_cache.crop(-1)
+    def _stock_step(self, stock: StockTarget, tokens: torch.Tensor) -> None:
+        stock.forward(tokens, self.stock_cache)
+        self.stock_cache.crop(-len(tokens))
 
     def bytes_per_token(self) -> dict[str, float]:
         """Of our cache's room and of transformers' filled cache."""

@@ -33,15 +33,21 @@ def speed_tables(record: Mapping[str, Any]) -> str:
 def _conditions(record: Mapping[str, Any]) -> str:
     prompts, threads = len(record.get("prompts") or ()), record["threads"]
     repeats = record["repeats"]
-    lines = [
+    said = [
         f"{record['target']}, {record['dtype']}, on {record['device_name']} ({threads} "
-        f"thread{'s' if threads > 1 else ''} for all); greedy, at most "
-        f"{record['settings']['max_new_tokens']} new tokens; {prompts} prompts, "
-        f"{repeats} repeat{'s' if repeats > 1 else ''} each, in turns; speeds are of decoding, the "
-        f"prefill left out, medians over repeats, means over prompts and sets; load of the machine "
-        f"{' → '.join(f'{load:.1f}' for load in record['load_average']) or 'unknown'}; intervals: "
-        f"{CONFIDENCE:.0%}, over prompts"
+        f"thread{'s' if threads > 1 else ''} for all)"
     ]
+    if prompts:
+        said += [
+            f"greedy, at most {record['settings']['max_new_tokens']} new tokens",
+            f"{prompts} prompts, {repeats} repeat{'s' if repeats > 1 else ''} each, in turns",
+            "speeds are of decoding, the prefill left out, medians over repeats, means over "
+            "prompts and sets",
+            f"intervals: {CONFIDENCE:.0%}, over prompts",
+        ]
+    loads = " → ".join(f"{load:.1f}" for load in record["load_average"])
+    said.append(f"load of the machine {loads or 'unknown'}")
+    lines = ["; ".join(said)]
     if record.get("interrupted"):
         lines.insert(0, "INTERRUPTED, not all was measured.")
     lines += [f"Left out: {each}." for each in record.get("left_out") or ()]

@@ -418,7 +418,7 @@ def test_record_and_tables(flags, sets, tmp_path, capsys):
     contexts = record["contexts"]
     assert [row["context"] for row in contexts["rows"]] == [128, 150]
     assert list(contexts["growth"]) == [
-        "ar step", "verify 16", "dart draft", "eagle3 draft", "stock step",
+        "ar step", "verify 16", "dart draft", "eagle3 draft", "stock step", "stock 16",
     ]  # fmt: skip
     size = 7 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, float32
     head = 2 * 2 * 16 * 4
@@ -458,7 +458,9 @@ def test_without_heads(flags, sets, tmp_path):
     assert code == 0
     assert list(record["contestants"]) == ["generate", "generate-lookup", "ar"]
     assert record["floors"]["draft"] == {} and record["startup"]["ngram_open"] is None
-    assert list(record["contexts"]["growth"]) == ["ar step", "verify 16", "stock step"]
+    assert list(record["contexts"]["growth"]) == [
+        "ar step", "verify 16", "stock step", "stock 16",
+    ]  # fmt: skip
 
 
 def test_quick_says_what_it_leaves_out(flags, sets, tmp_path, capsys):
