@@ -254,6 +254,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() =
       "Native core: n-gram files, the draft tree's pruner, layers of the CPU. Private to "
       "dart_core.";
+  m.attr("INTERFACE") = 2;  // as dart_core/_native.py expects it: raise both with what is bound
   dart::bind_errors(m);
   dart::bind_trie(m);
   dart::bind_files(m);

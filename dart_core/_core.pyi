@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+INTERFACE: int
 MAX_VOCAB_SIZE: int
 
 class Trie:

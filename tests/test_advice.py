@@ -7,6 +7,8 @@ test_trio and test_hub.
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,18 @@ def test_leftovers_of_interrupted_work_block_no_start(ngrams, tmp_path, monkeypa
 def _converted(ngrams: Path) -> list[Path]:
     load(ngram=ngrams)
     return list((ngrams / "cache" / "ngram").glob("*.ngram"))
+
+
+def test_an_extension_of_other_sources_counts_as_missing():
+    """After a pull without a build: said in one line, not by a missing name somewhere."""
+    script = (
+        "import sys, types, warnings\n"
+        "import dart_core\n"
+        "sys.modules['dart_core._core'] = dart_core._core = types.ModuleType('dart_core._core')\n"
+        "from dart_core import _native\n"
+        "warnings.simplefilter('error')\n"
+        "try: _native.choose_backend(None)\n"
+        "except RuntimeWarning as told: print(told)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "built from other sources" in told.stdout and "pip install -e ." in told.stdout
