@@ -35,10 +35,10 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
     """Seconds of one call, until its results are there."""
-    _wait(device)
+    wait_for(device)
     started = perf_counter()
     work()
-    _wait(device)
+    wait_for(device)
     return perf_counter() - started
 
 
@@ -65,7 +65,8 @@ def in_rounds(
     return {name: spread(values) for name, values in found.items()}
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -21,6 +21,7 @@ def speed_tables(record: Mapping[str, Any]) -> str:
         table(record[name])
         for name, table in (
             ("floors", _floor_table),
+            ("layers", _layer_table),
             ("contexts", _context_table),
             ("startup", _startup),
             ("pruner", _pruner_table),
@@ -163,6 +164,28 @@ def _floor_table(floors: Mapping[str, Any]) -> str:
         text += f"\n\nReading the draft heads' weights, a step: {drafts}."
     steps = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in floors["steps"].items())
     return f"{text}\n\nA step at best, tree budget {floors['tree_budget']}, ms: {steps}."
+
+
+def _layer_table(layers: Mapping[str, Any]) -> str:
+    passes = layers["passes"]
+    last = passes[-1]
+    kinds = sorted(last["kinds"], key=last["kinds"].get, reverse=True)
+    rows = [
+        [
+            kind,
+            *(
+                f"{_ms(each['kinds'][kind])} ({100 * each['kinds'][kind] / each['seconds']:.0f} %)"
+                for each in passes
+            ),
+        ]
+        for kind in kinds
+    ]
+    rows.append(["all", *(_ms(each["seconds"]) for each in passes)])
+    header = ["ms by layer", *(f"{each['rows']} nodes" for each in passes)]
+    return (
+        f"Verify passes behind {layers['context']} tokens by kind of layer, each without what is "
+        f"in it, all layers together, medians:\n\n{markdown(header, rows)}"
+    )
 
 
 def _context_table(contexts: Mapping[str, Any]) -> str:

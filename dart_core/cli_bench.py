@@ -34,7 +34,8 @@ DEFAULT_SETS = ("chat", "code", "maths", "translation", "extraction")
 PROMPTS = ROOT / "assets" / "prompts"
 BUDGETS = (8, 16, 32, 60)
 SPEED_TREE_BUDGET = 16
-PARTS = ("startup", "floors", "contexts", "pruner", "prompts")  # of the suite speed, as it runs
+# Of the suite speed, as they run:
+PARTS = ("startup", "floors", "layers", "contexts", "pruner", "prompts")
 ACCEPTANCE_ONLY = ("speed_prompts", "profile", "ablate", "other_dart_head", "cache")
 SPEED_ONLY = ("contestants", "parts", "repeats", "threads", "max_context", "figure", "quick")
 

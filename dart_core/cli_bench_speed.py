@@ -16,6 +16,7 @@ import torch
 
 from dart_core.bench_contexts import measure_contexts
 from dart_core.bench_floors import measure_floors
+from dart_core.bench_layers import measure_layers
 from dart_core.bench_micro import measure_pruner, measure_startup
 from dart_core.bench_provenance import bench_provenance
 from dart_core.bench_speed import Contestant, SpeedBench, choose, contestants
@@ -160,6 +161,8 @@ class _Run:
             )
         elif name == "floors":
             self.record[name] = measure_floors(engine, draft, rounds=rounds, log=note)
+        elif name == "layers":
+            self.record[name] = measure_layers(engine.target, rounds=rounds, log=note)
         elif name == "contexts":
             self.record[name] = measure_contexts(
                 engine, stock, draft, longest=args.max_context, rounds=rounds, log=note

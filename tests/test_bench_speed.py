@@ -415,6 +415,12 @@ def test_record_and_tables(flags, sets, tmp_path, capsys):
     assert record["floors"]["draft"]["dart"]["passes"] == 1
     assert record["floors"]["draft"]["eagle3"]["passes"] == 6
     assert set(record["floors"]["steps"]) == {"ar", "dart", "eagle3"}
+    for each, rows in zip(record["layers"]["passes"], (1, 17), strict=True):
+        assert each["rows"] == rows
+        assert {"q_proj", "down_proj", "input_layernorm", "lm_head", "self_attn"} <= set(
+            each["kinds"]
+        )
+        assert all(0 < seconds < each["seconds"] for seconds in each["kinds"].values())
     contexts = record["contexts"]
     assert [row["context"] for row in contexts["rows"]] == [128, 150]
     assert list(contexts["growth"]) == [
@@ -448,7 +454,7 @@ def test_parts_and_contestants_can_be_chosen(flags, sets, tmp_path, monkeypatch)
     assert code == 0
     assert list(record["contestants"]) == ["ar", "dart-lookup"] and record["base"] == "ar"
     assert "eagle3" not in record  # its head was not loaded
-    assert not {"floors", "contexts", "startup", "pruner"} & set(record)
+    assert not {"floors", "layers", "contexts", "startup", "pruner"} & set(record)
 
 
 def test_without_heads(flags, sets, tmp_path):
