@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,31 +34,39 @@ class Acceptance:
     def __init__(self) -> None:
         self._accepted = np.zeros((self.DEPTHS, self.BANDS + 1))  # the last column: copied nodes
         self._expected = np.zeros_like(self._accepted)
-        self._open: list[tuple[DraftTree, list[int]]] = []  # trees, and their paths so far
+        self._open: list[tuple[DraftTree, _Cells, list[int]]] = []  # trees, and their paths so far
 
     def chances(self, tree: DraftTree) -> np.ndarray:
         """float64 [N], of every node together with its ancestors; the root's is 1."""
-        depth, band, believed, copied = self._cells(tree)
-        chances = np.minimum(believed * self._ratios()[depth, band], 1.0)
+        return self._chances(tree, self._cells(tree))
+
+    def _chances(self, tree: DraftTree, cells: _Cells) -> np.ndarray:
+        chances = np.minimum(cells.believed * self._ratios()[cells.depth, cells.band], 1.0)
         chances[0] = 1.0
-        for node in copied:  # parents come first
+        for node in cells.copied:  # parents come first
             chances[node] *= chances[tree.parents[node]]
         return chances
 
-    def drafted(self, tree: DraftTree) -> None:
-        """A tree was drafted; ``committed`` will tell what of it was right."""
-        self._open.append((tree, [0]))
+    def begin_like(self, other: Acceptance) -> None:
+        """Begin with half of what another text has taught: this one may be otherwise."""
+        self._accepted, self._expected = other._accepted / 2, other._expected / 2
+
+    def drafted(self, tree: DraftTree) -> np.ndarray:
+        """A tree was drafted: its chances. ``committed`` will tell what of it was right."""
+        cells = self._cells(tree)
+        self._open.append((tree, cells, [0]))
+        return self._chances(tree, cells)
 
     def committed(self, tokens: Sequence[int]) -> int:
         """The text went on with ``tokens``. Returns how many drafts were right, at best, of the
         trees of which all is known now.
         """
         still_open, right = [], 0
-        for tree, path in self._open:
+        for tree, cells, path in self._open:
             if _follow(tree, path, tokens):
-                still_open.append((tree, path))
+                still_open.append((tree, cells, path))
             else:
-                self._learn(tree, path)
+                self._learn(tree, cells, path)
                 right = max(right, len(path) - 1)
         self._open = still_open
         return right
@@ -73,29 +82,37 @@ class Acceptance:
         believed[:, self.BANDS], weight[self.BANDS] = 1.0, self.COPIED_BELIEF
         return (self._accepted + weight * believed) / (self._expected + weight)
 
-    def _learn(self, tree: DraftTree, path: list[int]) -> None:
-        depth, band, believed, copied = self._cells(tree)
+    def _learn(self, tree: DraftTree, cells: _Cells, path: list[int]) -> None:
         accepted = np.zeros(len(tree))
         accepted[path] = 1.0
         counted = np.ones(len(tree))
         counted[0] = 0.0
-        counted[copied] = accepted[tree.parents[copied]]
-        for seen, values in ((self._accepted, accepted), (self._expected, believed)):
+        counted[cells.copied] = accepted[tree.parents[cells.copied]]
+        for seen, values in ((self._accepted, accepted), (self._expected, cells.believed)):
             seen *= self.MEMORY
-            np.add.at(seen, (depth, band), values * counted)
+            np.add.at(seen, (cells.depth, cells.band), values * counted)
 
-    def _cells(self, tree: DraftTree) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Of every node: depth and band to be counted in, the chance it has by its score alone;
-        and which nodes are copied.
-        """
+    def _cells(self, tree: DraftTree) -> _Cells:
         scores = tree.scores.astype(np.float64)
         copied = np.flatnonzero(np.isnan(scores))
         scores[copied] = 0.0
-        band = np.clip(-scores / self.BAND, 0, self.BANDS - 1).astype(np.int64)
+        band = np.minimum(np.maximum(-scores / self.BAND, 0), self.BANDS - 1).astype(np.int64)
         believed = np.exp(np.minimum(scores, 0.0))
-        depth = np.clip(tree.depths() - 1, 0, self.DEPTHS - 1)
+        depth = np.minimum(np.maximum(tree.depths() - 1, 0), self.DEPTHS - 1)
         band[copied], believed[copied] = self.BANDS, self.COPIED[depth[copied]]
-        return depth, band, believed, copied
+        return _Cells(depth, band, believed, copied)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Where a tree's nodes are counted: by depth and band; the chance each has by its score alone;
+    and which nodes are copied.
+    """
+
+    depth: np.ndarray
+    band: np.ndarray
+    believed: np.ndarray
+    copied: np.ndarray
 
 
 def _follow(tree: DraftTree, path: list[int], tokens: Sequence[int]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from time import perf_counter
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from dart_core.tree import DraftTree
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)  # sizes that are timed; lines lie between
 CONTEXT = 256  # committed rows before them
+SMALL = 16  # rows: sizes up to here are timed twice as often, for most trees are so small
 REPEATS, MOST_SECONDS = 3, 4.0
 
 
@@ -65,6 +67,11 @@ class VerifyCost:
         beyond = np.maximum(wanted - self.rows[-1], 0)
         return np.interp(wanted, self.rows, seconds) + slope * beyond
 
+    @property
+    def plain(self) -> float:
+        """Seconds of one row."""
+        return float(self.seconds.min())
+
     def follow(self, rows: int, seconds: float) -> None:
         """Take in what a pass really took: a longer context, or a busier machine, costs more than
         was measured. Sizes near ``rows`` learn most of it, the others some.
@@ -78,26 +85,28 @@ class VerifyCost:
 @torch.inference_mode()
 def measure_verify(target: Target, taps: Sequence[int] = ()) -> VerifyCost:
     """What verify passes of ``target`` cost on this machine now, behind a context of CONTEXT rows:
-    the quickest of a few interleaved passes of each size.
+    the median of a few interleaved passes of each size.
     """
     cache = target.new_cache(CONTEXT + ROWS[-1])
     trees = [DraftTree.of(np.zeros(rows), (np.arange(rows) - 1) // 2) for rows in ROWS]
-    quickest = [math.inf] * len(ROWS)
+    seconds: list[list[float]] = [[] for _ in ROWS]
     try:
         cache.length = CONTEXT  # zeros: what stands there does not change what a pass takes
         for tree in trees[: len(trees) // 2]:  # first passes allocate and tune
             greedy_tokens(target.verify(tree, cache, taps=taps).logits).tolist()
         start = perf_counter()
-        for _ in range(REPEATS):
+        for repeat in range(2 * REPEATS):
             for place, tree in enumerate(trees):
+                if repeat % 2 and len(tree) > SMALL:
+                    break
                 begun = perf_counter()
                 greedy_tokens(target.verify(tree, cache, taps=taps).logits).tolist()
-                quickest[place] = min(quickest[place], perf_counter() - begun)
+                seconds[place].append(perf_counter() - begun)
             if perf_counter() - start > MOST_SECONDS:
                 break
     finally:
         cache.close()
-    return VerifyCost(ROWS, quickest)
+    return VerifyCost(ROWS, [median(each) for each in seconds])
 
 
 class Sizes(Protocol):
@@ -145,7 +154,7 @@ class ChosenSizes:
 
     LATELY = 0.9  # of the past in a running mean, a step
     LONGEST_REST = 64  # steps
-    PROBE = 16  # steps after which more drafts than of late are asked for
+    PROBE = 32  # steps after which more drafts than of late are asked for
 
     def __init__(
         self, cost: VerifyCost, most: int, recorded: Sequence[tuple[int, int]] = ()
@@ -154,6 +163,7 @@ class ChosenSizes:
         self.acceptance = Acceptance()
         self._recorded = list(recorded)[::-1]
         self._forced: tuple[int, int] | None = None
+        self._asked = 0
         self._steps = 0
         self._tokens = self._seconds = 0.0  # running means of steps with drafts, as expected
         self._rest_seconds = 0.0
@@ -163,15 +173,19 @@ class ChosenSizes:
         self._drafts = [_Drafts() for _ in self._limits]
         self._at = len(self._limits) - 1
 
-    def learn_drafting_of(self, other: ChosenSizes) -> None:
-        """Begin with what an earlier run found out about drafting. No text depends on it."""
+    def begin_like(self, other: ChosenSizes) -> None:
+        """Begin with what an earlier run found out about this drafter: speed is all that depends
+        on it.
+        """
+        self.cost = other.cost.copy()
+        self.acceptance.begin_like(other.acceptance)
         if other.most == self.most:
             self._drafts = [replace(drafts) for drafts in other._drafts]
 
     @property
     def plain_rate(self) -> float:
         """Tokens per second of plain steps, estimated."""
-        return 1.0 / (float(self.cost.curve(1)[0]) + self._rest_seconds)
+        return 1.0 / (self.cost.plain + self._rest_seconds)
 
     @property
     def rate(self) -> float:
@@ -182,20 +196,21 @@ class ChosenSizes:
     def limit(self) -> int:
         self._forced = self._recorded.pop() if self._recorded else None
         if self._forced is not None:
-            return self._forced[0]
-        if self._resting:
+            self._asked = self._forced[0]
+        elif self._resting:
             self._resting -= 1
-            return 0
-        self._at = self._choose_limit()
-        return self._limits[self._at]
+            self._asked = 0
+        else:
+            self._at = self._choose_limit()
+            self._asked = self._limits[self._at]
+        return self._asked
 
     def choose(self, proposal: Proposal) -> tuple[np.ndarray, SizeChoice]:
         tree, self._steps = proposal.tree, self._steps + 1
         drafting = proposal.draft_seconds + proposal.search_seconds
         if self._steps == 1:
             drafting = 0.0  # the head reads the prompt here, as it will not again
-        self.acceptance.drafted(tree)
-        chances = self.acceptance.chances(tree)
+        chances = self.acceptance.drafted(tree)
         order = best_first(tree, chances)[: self.most + 1]
         tokens = np.cumsum(chances[order])
         verify = self.cost.curve(len(order))
@@ -210,7 +225,7 @@ class ChosenSizes:
             self._weigh(float(tokens[size]), float(verify[size]) + drafting + self._rest_seconds)
             if self._steps > 1:
                 self._note_drafting(drafting, np.maximum.accumulate(worth))
-        choice = SizeChoice(tree.drafted, float(tokens[size]), float(verify[size] / verify[0]))
+        choice = SizeChoice(self._asked, float(tokens[size]), float(verify[size] / verify[0]))
         return np.sort(order[: size + 1]), choice
 
     def learn(self, tokens: Sequence[int], rows: int, verify: float, rest: float) -> None:
@@ -318,5 +333,5 @@ def sizes_for(
         return FixedSizes(settings.tree_budget)
     chosen = ChosenSizes(cost(), settings.tree_budget, settings.sizes)
     if isinstance(before, ChosenSizes):
-        chosen.learn_drafting_of(before)
+        chosen.begin_like(before)
     return chosen

@@ -86,7 +86,7 @@ def play(sizes, cost, steps, right, *, draft=lambda limit: 0.001, told=None, see
         if asked:
             tree = text.tree(asked, now, told)
             kept, choice = sizes.choose(Proposal(tree, draft(asked), 0.0, "native"))
-            assert choice.asked == tree.drafted
+            assert choice.asked == asked
             tree = tree.cut_to(kept)
             path, _ = tree.accept(
                 lambda node, tree=tree: text.token(text.position + tree.depths()[node] + 1)

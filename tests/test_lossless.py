@@ -18,6 +18,7 @@ import pytest
 import torch
 from models import autoregressive, head_config, output, random_head, random_trees, run, tiny_target
 
+from dart_core.budget import VerifyCost, sizes_for
 from dart_core.drafters import NGRAM_OFF, DraftSettings
 from dart_core.drafters.dart import DartDrafter
 from dart_core.drafters.eagle3 import Eagle3Drafter
@@ -90,6 +91,7 @@ def scenario(seed: int) -> dict:
             eagle3_depth=int(rng.integers(0, 9)),
             eagle3_top_k=int(rng.integers(1, 13)),
             prompt_lookup=(0, 0, 3, 40)[seed // 8 % 4],
+            auto_budget=seed // 4 % 2 == 1,
         ),
         "sampling": SamplingParams()
         if greedy
@@ -101,6 +103,11 @@ def scenario(seed: int) -> dict:
         ),
         "eos_place": int(rng.integers(0, 60)) if rng.random() < 0.5 else None,
     }
+
+
+def verify_cost(seed: int) -> VerifyCost:
+    """What size is made to cost where it is chosen: hardly anything, or up to ten plain steps."""
+    return VerifyCost([1, 2, 64], [0.001, 0.001 + 0.01 * (seed % 3) ** 3 / 8, 0.02])
 
 
 @pytest.mark.parametrize("seed", range(DRAWS))
@@ -118,7 +125,10 @@ def test_every_drafter_emits_what_plain_decoding_emits(seed, drafters):
         del tried["short dart"]
         tried["forced"] = random_trees(expected, seed, settings.tree_budget, loaded.vocab_size)
     for name, drafter in tried.items():
-        steps = run(loaded, drafter, prompt, settings=settings, eos_token_ids=eos, **draw)
+        sizes = sizes_for(drafter, settings, lambda: verify_cost(seed))
+        steps = run(
+            loaded, drafter, prompt, settings=settings, sizes=sizes, eos_token_ids=eos, **draw
+        )
         assert output(steps) == expected, name
         assert steps[-1].finish_reason == ("stop" if expected[-1] in eos else "length"), name
         assert all(step.drafted <= settings.tree_budget for step in steps), name
@@ -150,6 +160,7 @@ def test_trained_heads_emit_what_plain_decoding_emits(name):
             engine.drafter(name),
             prompt,
             settings=draft,
+            sizes=sizes_for(engine.drafter(name), draft, lambda: verify_cost(1)),
             eos_token_ids=eos,
             **expected_settings,
         )
