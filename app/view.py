@@ -356,7 +356,8 @@ class RunView:
                 f"Slower than plain decoding: {cost}. Few drafts are accepted: this text is hard "
                 "to foresee."
             )
-        return f"Slower than plain decoding: {cost}. A smaller tree budget makes steps cheaper."
+        remedy = "" if lane.last.step.choice else " A smaller tree budget makes steps cheaper."
+        return f"Slower than plain decoding: {cost}.{remedy}"
 
 
 LOW_ACCEPTANCE = 1.4  # tokens per step below which no budget makes drafting pay on any machine seen
