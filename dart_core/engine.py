@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dart_core import text
-from dart_core.budget import Sizes, VerifyCost, measure_verify, sizes_for
+from dart_core.budget import Sizes, sizes_for
 from dart_core.check import Verdict, compare
 from dart_core.drafters import Drafter, DraftSettings
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
@@ -30,6 +30,7 @@ from dart_core.references import HUB
 from dart_core.sampling import SamplingParams
 from dart_core.step import Step
 from dart_core.target import Target
+from dart_core.verify_cost import VerifyCost, measure_verify
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from dart_core.budget import Sizes, measure_verify, sizes_for
+from dart_core.budget import Sizes, sizes_for
 from dart_core.drafters import Drafter, DraftSettings, Proposal
 from dart_core.errors import ArenaError, check_number
 from dart_core.sampling import Sampler, SamplingParams
 from dart_core.step import SizeChoice, StageSeconds, Step
 from dart_core.target import Target
 from dart_core.tree import DraftTree
+from dart_core.verify_cost import measure_verify
 
 
 def token_budget(prompt_length: int, max_new_tokens: int, max_length: int) -> int:

@@ -11,15 +11,7 @@ import torch
 from models import autoregressive, head_config, output, random_head, run, tiny_target
 
 from dart_core.acceptance import Acceptance
-from dart_core.budget import (
-    ROWS,
-    ChosenSizes,
-    VerifyCost,
-    best_first,
-    measure_verify,
-    recorded_sizes,
-    sizes_for,
-)
+from dart_core.budget import ChosenSizes, best_first, recorded_sizes, sizes_for
 from dart_core.drafters import DraftSettings, Proposal
 from dart_core.drafters.dart import DartDrafter
 from dart_core.drafters.eagle3 import Eagle3Drafter
@@ -30,6 +22,7 @@ from dart_core.metrics import chosen_sizes, sizes_in_words
 from dart_core.ngram import NgramModel, build_ngram
 from dart_core.sampling import SamplingParams
 from dart_core.tree import Candidates, DraftTree
+from dart_core.verify_cost import ROWS, VerifyCost, measure_verify
 
 CAP = 60
 FLAT = VerifyCost([1, 64], [0.02, 0.0201])

@@ -18,7 +18,7 @@ import pytest
 import torch
 from models import autoregressive, head_config, output, random_head, random_trees, run, tiny_target
 
-from dart_core.budget import VerifyCost, sizes_for
+from dart_core.budget import sizes_for
 from dart_core.drafters import NGRAM_OFF, DraftSettings
 from dart_core.drafters.dart import DartDrafter
 from dart_core.drafters.eagle3 import Eagle3Drafter
@@ -26,6 +26,7 @@ from dart_core.engine import Engine
 from dart_core.heads import DartHead, Eagle3Head
 from dart_core.ngram import NgramModel, build_ngram, reduce_ngram
 from dart_core.sampling import SamplingParams
+from dart_core.verify_cost import VerifyCost
 
 GOLDEN = Path(__file__).parent / "golden"
 DRAWS = 320
