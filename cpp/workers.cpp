@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <system_error>
@@ -11,12 +12,18 @@
 namespace dart {
 namespace {
 
-void pause() {
+using Clock = std::chrono::steady_clock;
+
+// Longer than what a forward does between two products: to wake a thread costs as much as a product
+// of a few rows, most of all on a virtual machine.
+constexpr auto kAwake = std::chrono::microseconds(500);
+
+// A moment of waiting that leaves the processor to whoever wants it.
+void linger() {
 #if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
+  for (int i = 0; i < 32; ++i) __builtin_ia32_pause();
 #endif
+  std::this_thread::yield();
 }
 
 class Workers {
@@ -32,9 +39,7 @@ class Workers {
     state_.notify_all();
     job();
     state_.fetch_and(~kOpen);  // whoever has not begun by now does not
-    for (int spins = 0; state_.load() & kActive; ++spins) {
-      spins < kSpins ? pause() : std::this_thread::yield();
-    }
+    while (state_.load() & kActive) linger();
   }
 
  private:
@@ -62,12 +67,9 @@ class Workers {
     std::uint32_t round = 0;
     for (;;) {
       std::uint32_t state = state_.load();
-      for (int spins = 0; (state & kRound) == round; state = state_.load()) {
-        if (++spins < kSpins) {
-          pause();
-        } else {
-          state_.wait(state);
-        }
+      const auto patience = Clock::now() + kAwake;
+      for (; (state & kRound) == round; state = state_.load()) {
+        Clock::now() < patience ? linger() : state_.wait(state);
       }
       round = state & kRound;
       while ((state & kOpen) && (state & kRound) == round && number < wanted_.load()) {

@@ -44,7 +44,7 @@ from dart_core.tree import DraftTree
 
 GOLDEN = Path(__file__).parent / "golden"
 TAPS = (1, 2, 3)
-CLOSE = {"rtol": 1e-4, "atol": 2e-4}  # logits reach 10, tapped states 100
+CLOSE = {"rtol": 1e-4, "atol": 1e-3}  # logits reach 10, tapped states 100
 TEXT = np.random.default_rng(7).integers(0, 512, 400)
 
 
