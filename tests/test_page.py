@@ -250,7 +250,9 @@ def test_a_race_fills_panels_charts_totals_and_trees(visit, site):
     expect(tab.page.locator("#arena-facts")).to_contain_text("scripted")
     totals = tab.page.locator("#totals table")
     expect(totals).to_contain_text("speedup ÷ τ")
-    expect(tab.page.locator("#totals")).to_contain_text("tree budget 60, depth 7, top-k 10")
+    expect(tab.page.locator("#totals")).to_contain_text(
+        "tree budget auto, at most 60, depth 7, top-k 10"
+    )
 
 
 def test_tokens_show_who_made_them_by_colour_and_underline(visit, site):
