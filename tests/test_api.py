@@ -225,9 +225,13 @@ def test_usage_2_timing(loaded, capsys):
             {"role": "user", "content": "Write a haiku."},
         ]
     )
-    plain = names["model"].engine.generate(ids, "ar", GenerationSettings(max_new_tokens=256))
-    assert output.tokens == plain.output_ids
-    assert output.text == plain.text
+    engine, settings = names["model"].engine, GenerationSettings(max_new_tokens=256)
+    drafted, plain = engine.generate(ids, "dart", settings), engine.generate(ids, "ar", settings)
+    assert output.tokens == drafted.output_ids
+    assert output.text == drafted.text
+    # In float16 nearly equal tokens may change places, on some processors and not on others.
+    verdict = engine.judge(ids, plain.steps, drafted.steps, settings.sampling)
+    assert verdict.status in ("equal", "tie")
 
 
 def test_usage_3_a_jsonl_loop(loaded, trio):
