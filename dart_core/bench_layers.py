@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 
-from dart_core.bench_floors import some_tokens, some_tree, wait_for
+from dart_core.bench_floors import Log, some_tokens, some_tree, wait_for
 from dart_core.target import Target
 
 ROWS = (1, 17)
-
-Log = Callable[[str], None]
 
 
 def measure_layers(

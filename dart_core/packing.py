@@ -34,6 +34,15 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
+def _for_kernel(inputs: Tensor, size: int) -> Tensor:
+    """``inputs`` as our kernels read them by address: float32 [..., size] without gaps. Raises
+    ValueError for any other dtype or size.
+    """
+    if inputs.dtype != torch.float32 or inputs.shape[-1] != size:
+        raise ValueError(f"expected float32 [..., {size}], got {inputs.dtype} {list(inputs.shape)}")
+    return inputs.contiguous()
+
+
 class RowLinear(PackedLinear):
     """By our kernel. Each output is one sum in a fixed order: a row's result is the same, bit for
     bit, alone or among others, on one thread or several.
@@ -48,12 +57,7 @@ class RowLinear(PackedLinear):
         return native().RowMatrix(weight.numpy())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.dtype != torch.float32 or inputs.shape[-1] != self.in_features:
-            raise ValueError(
-                f"expected float32 [..., {self.in_features}], got {inputs.dtype} "
-                f"{list(inputs.shape)}"
-            )
-        inputs = inputs.contiguous()
+        inputs = _for_kernel(inputs, self.in_features)
         outputs = inputs.new_empty((*inputs.shape[:-1], self.out_features))
         self.packed.multiply(
             inputs.data_ptr(),
@@ -93,11 +97,7 @@ class RowNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         size = len(self.weight)
-        if inputs.dtype != torch.float32 or inputs.shape[-1] != size:
-            raise ValueError(
-                f"expected float32 [..., {size}], got {inputs.dtype} {list(inputs.shape)}"
-            )
-        inputs = inputs.contiguous()
+        inputs = _for_kernel(inputs, size)
         outputs = torch.empty_like(inputs)
         native().rms_norm(
             inputs.data_ptr(),
