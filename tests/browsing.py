@@ -18,6 +18,7 @@ pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
 
 WAIT = 120_000  # ms, on a busy machine
+QUIET = 200  # ms without a request, after which nothing is under way
 expect = playwright.expect
 expect.set_options(timeout=WAIT)
 
@@ -46,9 +47,9 @@ class Tab:
         self.troubles: list[str] = []
         self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
         self.page.on("request", self._request)
-        self._streams: set = set()  # open answers of the server to events of the page
+        self._asked: set = set()  # requests without an answer yet
         for over in ("requestfinished", "requestfailed"):
-            self.page.on(over, lambda request: self._streams.discard(request))
+            self.page.on(over, lambda request: self._asked.discard(request))
         self._url = url
         self._ready = ready
         self.open()
@@ -58,19 +59,23 @@ class Tab:
             self.page.goto("about:blank")  # or the tab would keep its page
         self.page.goto(self._url + query)
         self.page.wait_for_selector(self._ready, timeout=WAIT)
+        self.settle()
 
     def settle(self) -> None:
-        """Until no event is under way. A run's last value comes before its end, and Gradio drops a
-        click on Run (``trigger_mode="once"``) in between.
+        """Until nothing is under way between page and server for a moment. While a page loads,
+        Gradio may set a field once more that a visitor has typed into; and a run's last value comes
+        before its end, when Gradio still drops a click on Run (``trigger_mode="once"``).
         """
         deadline = time.monotonic() + WAIT / 1000
-        while self._streams:
-            assert time.monotonic() < deadline, "an event of the page does not end"
-            self.page.wait_for_timeout(10)  # ms
+        quiet = 0
+        while quiet < QUIET:
+            assert time.monotonic() < deadline, f"no answer to {[ask.url for ask in self._asked]}"
+            self.page.wait_for_timeout(20)
+            quiet = 0 if self._asked else quiet + 20
 
     def _request(self, request) -> None:
-        if "/queue/data" in request.url:
-            self._streams.add(request)
+        if "/heartbeat/" not in request.url:  # that stream stays open
+            self._asked.add(request)
         if not request.url.startswith((self._url, "data:", "blob:")):
             self.troubles.append(f"external request: {request.url}")
 

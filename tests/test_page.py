@@ -186,6 +186,11 @@ class Visitor(Tab):
     def settings(self) -> None:
         self.page.locator("#settings button").first.click()
         expect(self.page.locator("#knob-temperature")).to_be_visible()
+        # Gradio sets every field once more just after it shows them, unknown to the page.
+        self.page.evaluate(
+            "async () => { for (let frame = 0; frame < 20; frame += 1) "
+            "await new Promise(requestAnimationFrame); }"
+        )
 
     def load(self, path: Path) -> None:
         """Give the page a recorded run."""
