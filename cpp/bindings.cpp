@@ -239,6 +239,7 @@ void bind_layers(py::module_& m) {
            }),
            "weights"_a)
       .def_static("runs_here", &RowMatrix::runs_here)
+      .def_property_readonly("bytes", &RowMatrix::bytes)
       .def("multiply", &multiply, "inputs"_a, "rows"_a, "bias"_a, "outputs"_a, "threads"_a)
       .def("unpack", [](const RowMatrix& matrix) {
         py::array_t<float> weights({matrix.columns(), matrix.depth()});
@@ -254,7 +255,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() =
       "Native core: n-gram files, the draft tree's pruner, layers of the CPU. Private to "
       "dart_core.";
-  m.attr("INTERFACE") = 2;  // as dart_core/_native.py expects it: raise both with what is bound
+  m.attr("INTERFACE") = 3;  // as dart_core/_native.py expects it: raise both with what is bound
   dart::bind_errors(m);
   dart::bind_trie(m);
   dart::bind_files(m);

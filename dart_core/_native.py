@@ -14,7 +14,7 @@ try:
 except ImportError as error:  # a source tree that was not built, or built for another Python
     _core, _failure = None, str(error)
 
-INTERFACE = 2
+INTERFACE = 3
 if _core is not None and getattr(_core, "INTERFACE", 1) != INTERFACE:  # older than this source
     _core, _failure = None, "it was built from other sources than these"
 

@@ -195,6 +195,34 @@ def test_eagle3_drafts_alike_when_it_drafts_less(eagle3, monkeypatch):
     assert drafted[0] < drafted[4] < drafted[-1]
 
 
+def test_dart_drafts_alike_when_it_drafts_less(tmp_path, target, monkeypatch):
+    """A tree has no more levels than drafts: those beyond are not drafted, and nothing changes."""
+    config = head_config(target, draft_length=5, draft_vocab_size=DRAFT_VOCAB)
+    head = random_head(DartHead, config, seed=8)
+    logits, rows = head.logits, []
+    monkeypatch.setattr(head, "logits", lambda states: rows.append(len(states)) or logits(states))
+    torch.manual_seed(1)
+    hidden, tokens = torch.randn(9, 192), torch.randint(512, (9,))
+    path = tmp_path / "order3.ngram"
+    build_ngram([tokens.tolist() * 3], 3, target.vocab_size, path)
+    with NgramModel.open(path) as ngram:
+        drafter = DartDrafter(head, {"full": ngram}, target.embed)
+        for budget in (1, 2, 5, 6, 60):
+            trees = []
+            for candidates in (False, True):
+                rows.clear()
+                settings = DraftSettings(candidates=candidates)
+                run = drafter.begin(tokens, 96, settings, frozenset())
+                run.observe(hidden, tokens)
+                trees.append(run.propose(budget).tree)
+                assert rows == [6 if candidates else min(budget, 6)]
+                assert run.cache.length == 9
+            assert trees[0].drafted == budget
+            assert trees[0].tokens.tolist() == trees[1].tokens.tolist()
+            assert trees[0].parents.tolist() == trees[1].parents.tolist()
+            np.testing.assert_allclose(trees[0].scores, trees[1].scores, atol=1e-5)
+
+
 def test_observing_in_pieces_is_observing_at_once(folder):
     drafter = folder.drafter()
     torch.manual_seed(2)

@@ -88,6 +88,27 @@ def test_a_row_is_the_same_among_any_others_and_on_any_threads():
 
 
 @pytest.mark.skipif(not RowLinear.runs_here(), reason="no AVX2")
+@pytest.mark.parametrize(("depth", "columns"), [(576, 1536), (33, 5), (7, 211), (1, 16)])
+def test_bfloat16_weights_take_half_the_memory_and_give_the_same_sums(depth, columns):
+    torch.manual_seed(depth)
+    exact = torch.randn(columns, depth).bfloat16().float()
+    exact[0, 0] = -0.0
+    inexact = torch.cat((exact, torch.full((1, depth), 1 / 3)))  # one such weight: all in full
+    layers = []
+    for weight in (exact, inexact):
+        linear = nn.Linear(depth, len(weight), bias=False).requires_grad_(False)
+        linear.weight.copy_(weight)
+        layers.append(RowLinear(linear))
+    halved, full = layers
+    assert halved.packed.bytes == -(-columns // 16) * 16 * depth * 2
+    assert full.packed.bytes == -(-(columns + 1) // 16) * 16 * depth * 4
+    assert halved.unpacked().numpy().tobytes() == exact.numpy().tobytes()
+    for rows in (*range(1, 15), 61):
+        inputs = torch.randn(rows, depth)
+        assert torch.equal(halved(inputs), full(inputs)[:, :columns])
+
+
+@pytest.mark.skipif(not RowLinear.runs_here(), reason="no AVX2")
 def test_several_callers_and_a_forked_child_get_their_own_answers():
     torch.manual_seed(0)
     packed = RowLinear(nn.Linear(256, 2048).requires_grad_(False))

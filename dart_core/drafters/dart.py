@@ -101,14 +101,15 @@ class DartRun:
 
     def propose(self, limit: int | None = None) -> Proposal:
         start = perf_counter()
-        tokens, probabilities = self._draft(*self.observed.take_tokens())
+        limit = limit or self.settings.tree_budget
+        tokens, probabilities = self._draft(*self.observed.take_tokens(), self._levels(limit))
         drafted = perf_counter()
         tree, candidates = self.pruner.search(
             tokens,
             probabilities,
             self.context,
             self.context[-1],
-            limit or self.settings.tree_budget,
+            limit,
             candidates=self.settings.candidates,
         )
         return Proposal(
@@ -120,26 +121,31 @@ class DartRun:
             self.cache.close()
         self.cache = None
 
-    def _draft(self, hidden: Tensor, tokens: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def _levels(self, limit: int) -> int:
+        """How many a tree of ``limit`` drafts can have; all, where the pool is asked for."""
+        levels = self.head.config.draft_length + 1
+        return levels if self.settings.candidates else min(levels, limit)
+
+    def _draft(self, hidden: Tensor, tokens: Tensor, levels: int) -> tuple[np.ndarray, np.ndarray]:
         """``draft_levels`` of the tokens just committed, in the static form where there is one."""
         if self.static is not None:
             slots = self.head.config.draft_length
             packed = self.static.run(hidden, tokens, self.cache, _static_draft, scratch=slots)
             if packed is not None:
                 return _unpacked(packed)
-        return draft_levels(self.head, hidden, self.observed.embed(tokens), self.cache)
+        return draft_levels(self.head, hidden, self.observed.embed(tokens), self.cache, levels)
 
 
 def draft_levels(
-    head: DartHead, hidden: Tensor, embeddings: Tensor, cache
+    head: DartHead, hidden: Tensor, embeddings: Tensor, cache, levels: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pruner's input after one head pass: target ids int32 and probabilities float32, each [D +
-    1, k].
+    """The pruner's input after one head pass: target ids int32 and probabilities float32, each
+    [levels, k]; levels: D + 1 unless told.
 
     Rows in descending order. The probabilities are a softmax over the k best alone, as published
     heads are searched.
     """
-    states = head(hidden, embeddings, cache)
+    states = head(hidden, embeddings, cache, None if levels is None else levels - 1)
     return _unpacked(head.candidates(states, CANDIDATES_PER_LEVEL).cpu())  # one transfer for both
 
 

@@ -11,16 +11,20 @@ from dart_core.heads.layers import DraftHead, HeadCache, visible_before
 class DartHead(DraftHead):
     """Keys: fc, midlayer.* with mask_rep, norm, lm_head, d2t, t2d; embeds with the target."""
 
-    def forward(self, hidden: Tensor, embeddings: Tensor, cache: HeadCache) -> Tensor:
+    def forward(
+        self, hidden: Tensor, embeddings: Tensor, cache: HeadCache, slots: int | None = None
+    ) -> Tensor:
         """Append S committed positions to the cache and draft: normed states [D + 1, H].
 
         hidden [S, 3 * target hidden]: tapped states low | mid | high of positions p .. p + S - 1.
         embeddings [S, H]: the target's embeddings of the tokens that *follow* those positions.
         Row 0 is about the token after the last observed one, row j about the token j further on.
         Feed the result to ``logits``, which applies the final norm a second time: published heads
-        are trained with both.
+        are trained with both. slots: mask slots to run instead of all D; none sees a later one, so
+        the rows they give are the same.
         """
-        slots, layer = self.config.draft_length, self.midlayer
+        layer = self.midlayer
+        slots = self.config.draft_length if slots is None else slots
         fused = self.fc(hidden)
         masks = layer.mask_rep.expand(slots, -1)  # used raw: neither half is normed
         inputs = torch.cat((layer.double(embeddings, fused), masks))
