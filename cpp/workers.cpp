@@ -50,8 +50,6 @@ class Workers {
   static constexpr std::uint32_t kNextRound = 0x200;
   static constexpr std::uint32_t kRound = ~(kNextRound - 1);
   static constexpr int kMost = 128;  // fits kActive
-  static constexpr int kSpins =
-      4000;  // some tens of µs: the next product of a forward comes sooner
 
   bool grown(int helpers) {
     try {

@@ -171,6 +171,10 @@ class _Loop:
 
     @torch.inference_mode()
     def verify(self) -> Step:
+        with self.target.step_cores(self.cache):
+            return self._verify()
+
+    def _verify(self) -> Step:
         start = perf_counter()
         proposal, choice = self._propose()
         tree = proposal.tree

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dart_core._native import native, native_is_here
+from dart_core.threads import kernel_threads
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class RowLinear(PackedLinear):
             inputs.numel() // self.in_features,
             0 if self.bias is None else self.bias.data_ptr(),
             outputs.data_ptr(),
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return outputs
 

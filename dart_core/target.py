@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +22,9 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from dart_core.cache import KVCache, free_memory
 from dart_core.capture import Capture, CudaGraphs, require_one_gpu, run_eagerly
 from dart_core.errors import ArenaError
-from dart_core.packing import pack_layers
+from dart_core.packing import RowLinear, pack_layers
 from dart_core.static_shapes import StaticVerify
+from dart_core.threads import cores_for_kernels
 from dart_core.tree import DraftTree
 from dart_core.weights import readable
 
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 ATTENTION = "dart_core_tree"
 PREFILL_CHUNK = 1024  # rows a prefill forward takes at once: bounds the memory of long prompts
+LONG_CONTEXT = 2048  # committed rows from which attention itself needs every core
 SHORTER = "lower --max-new-tokens or --max-length"
 
 
@@ -337,6 +340,11 @@ class Target:
                 self._tapped = None
         return TargetOutput(output.logits[0], hidden)
 
+    def step_cores(self, cache: KVCache) -> AbstractContextManager[None]:
+        """What the passes of one verify step run in: who has this machine's cores."""
+        ours = any(isinstance(layer, RowLinear) for layer in self.layers[0].modules())
+        return cores_for_kernels() if ours and cache.length < LONG_CONTEXT else nullcontext()
+
     @torch.inference_mode()
     def verify(self, tree: DraftTree, cache: KVCache, *, taps: Sequence[int] = ()) -> TargetOutput:
         """Run a draft tree of N nodes behind the committed rows: logits [N, vocab] of every node.
@@ -353,7 +361,9 @@ class Target:
             seen = np.ones((len(tree), cache.length), dtype=bool)
             mask = torch.from_numpy(np.concatenate([seen, tree.ancestor_mask()], axis=1))
         positions = torch.from_numpy(tree.depths().astype(np.int64) + cache.length)
-        return self.forward(torch.from_numpy(tree.tokens), positions, cache, mask=mask, taps=taps)
+        tokens = torch.from_numpy(tree.tokens)
+        with self.step_cores(cache):
+            return self.forward(tokens, positions, cache, mask=mask, taps=taps)
 
     def prefill(
         self, prompt: torch.Tensor, cache: KVCache, *, taps: Sequence[int] = ()
