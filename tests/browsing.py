@@ -57,6 +57,7 @@ class Tab:
     def open(self, query: str = "") -> None:
         if query.startswith("#"):
             self.page.goto("about:blank")  # or the tab would keep its page
+        self._asked.clear()
         self.page.goto(self._url + query)
         self.page.wait_for_selector(self._ready, timeout=WAIT)
         self.settle()
