@@ -44,31 +44,32 @@ RowMatrix::RowMatrix(const float* weights, std::int64_t columns, std::int64_t de
       depth_(depth),
       panels_((columns + kPanel - 1) / kPanel),
       halved_(are_bfloat16(weights, columns * depth)) {
-  const int words = halved_ ? kHalf : kFull;
   const auto size = static_cast<std::size_t>(bytes()) / sizeof(std::uint32_t);
   packed_.reset(new (std::align_val_t{kLine}) std::uint32_t[size]());
   for (std::int64_t column = 0; column < columns_; ++column) {
-    const int place = static_cast<int>(column % kPanel);
-    const int shift = halved_ && place >= kHalf ? 16 : 0;
-    std::uint32_t* to = packed_.get() + column / kPanel * depth_ * words + place % words;
+    const auto [first, shift] = place(column);
     for (std::int64_t k = 0; k < depth_; ++k) {
-      to[k * words] |= bits_of(weights[column * depth_ + k]) >> shift;
+      packed_[first + k * words()] |= bits_of(weights[column * depth_ + k]) >> shift;
     }
   }
 }
 
+int RowMatrix::words() const { return halved_ ? kHalf : kFull; }
+
+RowMatrix::Place RowMatrix::place(std::int64_t column) const {
+  return {column / kPanel * depth_ * words() + column % kPanel % words(),
+          halved_ && column % kPanel >= kHalf ? 16 : 0};
+}
+
 std::int64_t RowMatrix::bytes() const {
-  return panels_ * depth_ * (halved_ ? kHalf : kFull) * static_cast<int>(sizeof(std::uint32_t));
+  return panels_ * depth_ * words() * static_cast<int>(sizeof(std::uint32_t));
 }
 
 void RowMatrix::unpack(float* weights) const {
-  const int words = halved_ ? kHalf : kFull;
   for (std::int64_t column = 0; column < columns_; ++column) {
-    const int place = static_cast<int>(column % kPanel);
-    const int shift = halved_ && place >= kHalf ? 16 : 0;
-    const std::uint32_t* from = packed_.get() + column / kPanel * depth_ * words + place % words;
+    const auto [first, shift] = place(column);
     for (std::int64_t k = 0; k < depth_; ++k) {
-      const std::uint32_t bits = from[k * words] << shift;
+      const std::uint32_t bits = packed_[first + k * words()] << shift;
       weights[column * depth_ + k] = std::bit_cast<float>(halved_ ? bits & kUpper : bits);
     }
   }

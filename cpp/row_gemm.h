@@ -38,6 +38,14 @@ class RowMatrix {
     void operator()(std::uint32_t* memory) const;
   };
 
+  struct Place {
+    std::int64_t first;  // the word of its first input
+    int shift;           // how far its bits lie below the top of the word
+  };
+
+  int words() const;  // of a panel for one input
+  Place place(std::int64_t column) const;
+
   std::int64_t columns_;
   std::int64_t depth_;
   std::int64_t panels_;
