@@ -1,6 +1,7 @@
-"""What the page costs, measured in a real Chromium with a scripted engine and no model.
+"""What the page costs, measured in a real Chromium with a scripted engine and no model; and how
+long the demo's page takes to start.
 
-    python tests/measure_page.py [--steps 400] [--rate 30] [--runs 50]
+    python tests/measure_page.py [--steps 400] [--rate 30] [--runs 50] [--starts 3]
 
 Prints one Markdown table with the machine and the versions under it. Machines are noisy: compare
 rows of one run, and quote them with what stands below the table.
@@ -11,7 +12,10 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -122,12 +126,33 @@ def memory(tab: Tab, engine: ScriptedEngine, runs: int) -> str:
     return f"{seen[24]:.0f} MiB after 25 runs, {seen[-1]:.0f} MiB after {runs} more"
 
 
+def starts(times: int) -> str:
+    """Seconds from the command to "Running on": models loaded, verify passes measured, page served.
+    Everything has been fetched, and most of it is in memory, after a start that is not counted.
+    """
+    demo = ["-m", "app", "--preset", "demo", "--compare-eagle3", "--dtype", "float32"]
+    seconds = []
+    for _ in range(times + 1):
+        command = [sys.executable, *demo, "--server-port", str(free_port())]
+        began = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+            if not any(line.startswith("Running on") for line in started.stdout):
+                raise SystemExit("the demo's page did not start; its reason stands above")
+            seconds.append(time.monotonic() - began)
+            started.send_signal(signal.SIGINT)
+            started.communicate()  # what it still has to say
+    seconds = seconds[1:]
+    return f"median {statistics.median(seconds):.1f} s, worst {max(seconds):.1f} s of {times}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rate", type=float, default=30, help="steps per second and engine")
     parser.add_argument("--runs", type=int, default=50, help="for the memory's row")
+    parser.add_argument("--starts", type=int, default=3, help="of the demo's page; 0: leave out")
     args = parser.parse_args()
+    start_row = {"warm start of the demo's page": starts(args.starts)} if args.starts else {}
     engine = scripted(args.steps, args.rate)
     arena = Arena(engine, max_length=30_000)
     arena.warm_up()
@@ -144,6 +169,7 @@ def main() -> None:
         engine.pace = 0.0
         if args.runs:
             rows["server memory"] = memory(tab, engine, args.runs)
+        rows |= start_row
         chromium = browser.version
         browser.close()
     print(f"| 2 engines x {args.rate:g} steps/s, {args.steps} steps each | |\n| --- | --- |")
