@@ -12,15 +12,17 @@ else is DIFFERENT, and a bug.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from dart_core.sampling import Sampler, SamplingParams, gumbel_noise
 from dart_core.step import Step
 from dart_core.target import Target
+from dart_core.tree import DraftTree
 
 # The largest difference between rows of logits that rounding alone may make, as a share of the
 # row's largest magnitude: twice what ``measure_rounding`` saw on SmolLM2-135M (30 layers) over 130
@@ -33,6 +35,8 @@ ROUNDING = {
     torch.float16: 1.2e-2,
     torch.bfloat16: 0.14,
 }
+OWN_ROWS = 8  # tokens a pass where plain decoding is held against itself
+STATUSES = ("equal", "tie", "DIFFERENT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,45 @@ class Verdict:
                 f"rounding allows {self.bound:.3g}"
             )
         return text + (f"; {self.reason})" if self.reason else ")")
+
+
+@dataclass
+class Verdicts:
+    """Many verdicts on one engine: how many of each kind, and the largest figures of the ties.
+
+    largest_gap: in logits. largest_share: of the difference that rounding may make.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    largest_gap: float | None = None
+    largest_share: float | None = None
+
+    def add(self, verdict: Verdict) -> None:
+        self.counts[verdict.status] += 1
+        if verdict.status == "tie":
+            self.largest_gap = max(self.largest_gap or 0.0, abs(verdict.gap))
+            share = verdict.difference / verdict.bound if verdict.bound else 0.0
+            self.largest_share = max(self.largest_share or 0.0, share)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts, the ties' share of all, and their figures (None without a tie)."""
+        counts = {status: self.counts[status] for status in STATUSES}
+        return {
+            **counts,
+            "tie_rate": counts["tie"] / max(self.counts.total(), 1),
+            "largest_gap": self.largest_gap,
+            "largest_share_of_bound": self.largest_share,
+        }
+
+    def describe(self) -> str:
+        """Counts, and behind the ties their figures."""
+        told = {status: f"{self.counts[status]} {status}" for status in STATUSES}
+        if self.counts["tie"]:
+            told["tie"] += (
+                f" (gap at most {self.largest_gap:.3g}, logits differ by at most "
+                f"{self.largest_share:.0%} of what rounding allows)"
+            )
+        return ", ".join(told.values())
 
 
 @torch.inference_mode()
@@ -167,6 +210,38 @@ def replay_row(
             cache.keep(step.path)
             emitted += len(step.tokens)
         return row
+    finally:
+        cache.close()
+
+
+@torch.inference_mode()
+def own_flip(
+    target: Target,
+    prompt_ids: Sequence[int],
+    plain: Sequence[Step],
+    sampling: SamplingParams,
+    rows: int = OWN_ROWS,
+) -> int | None:
+    """Plain decoding against itself: its own text scored ``rows`` tokens a pass instead of one.
+
+    The output position of the first token that the target then draws otherwise, or None. No engine
+    has a part in it: how often it happens is how often rounding alone tips a tie.
+    """
+    ids = [token for step in plain for token in step.tokens]
+    sampler = Sampler(sampling)
+    cache = target.new_cache(len(prompt_ids) + len(ids) + rows)
+    try:
+        target.prefill(torch.tensor(list(prompt_ids), dtype=torch.int64), cache)
+        for start in range(0, len(ids) - 1, rows):
+            part = ids[start : min(start + rows, len(ids) - 1)]
+            chain = DraftTree.of(part, range(-1, len(part) - 1))
+            logits = target.verify(chain, cache).logits
+            draw = sampler.drawer(logits, len(prompt_ids) + start, chain.depths())
+            for node in range(len(part)):
+                if draw(node) != ids[start + node + 1]:
+                    return start + node + 1
+            cache.keep(range(len(part)))
+        return None
     finally:
         cache.close()
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dart_core.advice import short_answers
-from dart_core.check import Verdict
+from dart_core.check import OWN_ROWS, Verdict, Verdicts, own_flip
 from dart_core.cli_run import load, note, prepare, run_one, run_prompts
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
@@ -84,38 +84,49 @@ def run_check(args: Namespace) -> int:
     if names == ["ar"]:
         raise ArenaError("nothing to check against plain decoding: give a head or a preset")
     say = note if args.json == "-" else print
-    counts = {name: Counter() for name in names[1:]}
+    judged = {name: Verdicts() for name in names[1:]}
     results: list[dict[str, Any]] = []
 
     def answer(label: str, prompt_ids: list[int]) -> str:
         plain = run_one(engine, "ar", prompt_ids, settings)
         described, records = [], {}
-        for name, count in counts.items():
+        for name, verdicts in judged.items():
             run = run_one(engine, name, prompt_ids, settings)
             verdict = engine.judge(prompt_ids, plain.steps, run.steps, settings.sampling)
-            count[verdict.status] += 1
+            verdicts.add(verdict)
             described.append(f"{name} {verdict.describe(engine.tokenizer)}")
             records[name] = _verdict_record(verdict)
         say(f"{label}: {', '.join(described)} ({len(plain.output_ids)} tokens)")
         sys.stdout.flush()
-        results.append({"id": label, "new_tokens": len(plain.output_ids), "engines": records})
+        flip = own_flip(engine.target, prompt_ids, plain.steps, settings.sampling)
+        results.append(
+            {
+                "id": label,
+                "new_tokens": len(plain.output_ids),
+                "own_flip": flip,
+                "engines": records,
+            }
+        )
         return plain.text
 
     def finish(failure: dict[str, str]) -> None:
         if not results:
             return
+        flipped = sum(result["own_flip"] is not None for result in results)
         if args.json:
-            summary = {name: dict(count) for name, count in counts.items()}
+            summary: dict[str, Any] = {name: each.summary() for name, each in judged.items()}
+            summary["ar"] = {"rows": OWN_ROWS, "flipped": flipped, "rate": flipped / len(results)}
             facts = {**failure, **provenance(engine, settings)}
             write_json({"results": results, "summary": summary, **facts}, args.json)
-        totals = "; ".join(
-            f"{name} " + ", ".join(f"{count[s]} {s}" for s in ("equal", "tie", "DIFFERENT"))
-            for name, count in counts.items()
-        )
+        totals = "; ".join(f"{name} {each.describe()}" for name, each in judged.items())
         say(f"{len(results)} prompts, {engine.facts['dtype']}, {_sampling(settings)}: {totals}")
+        say(
+            f"plain decoding against itself, {OWN_ROWS} tokens a pass instead of one: "
+            f"another token in {flipped} of {len(results)}"
+        )
 
     run_prompts(args, engine, prompts, answer, finish)
-    return 1 if any(count["DIFFERENT"] for count in counts.values()) else 0
+    return 1 if any(each.counts["DIFFERENT"] for each in judged.values()) else 0
 
 
 def _load_several(args: Namespace) -> tuple[Engine, list[str]]:

@@ -19,7 +19,16 @@ from models import (
     tiny_target,
 )
 
-from dart_core.check import ROUNDING, _explains, compare, measure_rounding, replay_row
+from dart_core.check import (
+    ROUNDING,
+    Verdict,
+    Verdicts,
+    _explains,
+    compare,
+    measure_rounding,
+    own_flip,
+    replay_row,
+)
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.drafters.eagle3 import Eagle3Drafter
 from dart_core.heads import Eagle3Head
@@ -188,3 +197,51 @@ def test_stated_bounds_hold_on_another_model():
 def test_wrong_drafts_cost_no_tokens(target):
     drafter = ForcedDrafter(lambda _at, last: chain(last, [1, 2, 3]))
     assert compare(target, PROMPT, *both(target, drafter), GREEDY).status == "equal"
+
+
+SAMPLED = SamplingParams(1.0, 50, 0.9, seed=3)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("rows", [1, 3, 8, 100])
+def test_in_fp32_plain_decoding_agrees_with_itself(target, sampling, rows):
+    plain = both(target, AutoregressiveDrafter(), sampling)[0]
+    assert own_flip(target, PROMPT, plain, sampling, rows) is None
+
+
+def test_a_flip_of_plain_decoding_itself_is_found_where_it_is(monkeypatch, target):
+    """Of twins, passes of several rows take the higher: nothing but the pass's shape differs."""
+    low, _, (plain, _) = planted(monkeypatch, target, 2e-5)
+    position = output(plain).index(low)
+    assert position > 0
+    for rows in (2, 8, 100):
+        assert own_flip(target, PROMPT, plain, GREEDY, rows) == position
+    assert own_flip(target, PROMPT, plain, GREEDY, rows=1) is None
+    sampling = SamplingParams(1.0, top_k=1, seed=3)
+    plain = run(target, AutoregressiveDrafter(), PROMPT, sampling=sampling, max_new_tokens=40)
+    assert own_flip(target, PROMPT, plain, sampling) == output(plain).index(low)
+
+
+def test_verdicts_are_counted_and_the_largest_figures_of_the_ties_kept():
+    verdicts = Verdicts()
+    assert verdicts.summary()["tie_rate"] == 0 and verdicts.summary()["largest_gap"] is None
+    assert verdicts.describe() == "0 equal, 0 tie, 0 DIFFERENT"
+    for verdict in (
+        Verdict("equal"),
+        Verdict("tie", 3, 17, 18, gap=-0.25, difference=0.5, bound=4.0),
+        Verdict("tie", 9, 17, 18, gap=0.125, difference=1.0, bound=2.0),
+        Verdict("DIFFERENT", 0, 1, 2, gap=9.0, difference=9.0, bound=1.0),
+    ):
+        verdicts.add(verdict)
+    assert verdicts.summary() == {
+        "equal": 1,
+        "tie": 2,
+        "DIFFERENT": 1,
+        "tie_rate": 0.5,
+        "largest_gap": 0.25,
+        "largest_share_of_bound": 0.5,
+    }
+    assert verdicts.describe() == (
+        "1 equal, 2 tie (gap at most 0.25, logits differ by at most 50% of what rounding allows), "
+        "1 DIFFERENT"
+    )

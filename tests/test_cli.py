@@ -304,11 +304,12 @@ def test_check_counts_equal(arguments, prompt_file, capsys):
     assert main(["check", *arguments, *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "two turn 1: dart equal, eagle3 equal (12 tokens)"
-    assert len(lines) == 5
-    assert lines[-1] == (
+    assert len(lines) == 6
+    assert lines[-2:] == [
         "4 prompts, float32, greedy: dart 4 equal, 0 tie, 0 DIFFERENT; "
-        "eagle3 4 equal, 0 tie, 0 DIFFERENT"
-    )
+        "eagle3 4 equal, 0 tie, 0 DIFFERENT",
+        "plain decoding against itself, 8 tokens a pass instead of one: another token in 0 of 4",
+    ]
 
 
 def test_check_finds_a_wrong_engine(arguments, capsys, monkeypatch):
@@ -317,8 +318,11 @@ def test_check_finds_a_wrong_engine(arguments, capsys, monkeypatch):
     flags = ["--prompt", "hi", *LENGTH, "--json", "-"]
     assert main(["check", *arguments, *flags]) == 1
     data = json.loads(capsys.readouterr().out)
-    assert data["summary"]["dart"] == {"DIFFERENT": 1}
-    assert data["summary"]["eagle3"] == {"equal": 1}
+    figures = {"tie": 0, "tie_rate": 0.0, "largest_gap": None, "largest_share_of_bound": None}
+    assert data["summary"]["dart"] == {"equal": 0, "DIFFERENT": 1, **figures}
+    assert data["summary"]["eagle3"] == {"equal": 1, "DIFFERENT": 0, **figures}
+    assert data["summary"]["ar"] == {"rows": 8, "flipped": 0, "rate": 0.0}
+    assert data["results"][0]["own_flip"] is None
     verdict = data["results"][0]["engines"]["dart"]
     assert verdict["status"] == "DIFFERENT"
     assert verdict["gap"] > verdict["difference"]
