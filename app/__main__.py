@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from app.access import VARIABLE, accounts, exposure
 from app.facts import without_folders
 from app.replays import SHIPPED
 from app.waiting import Waiting
@@ -107,6 +108,20 @@ def build_parser() -> argparse.ArgumentParser:
         help="serve every network interface, not this machine alone (or set GRADIO_SERVER_NAME)",
     )
     server.add_argument(
+        "--auth",
+        action="append",
+        default=[],
+        metavar="USER:PASSWORD",
+        help="ask everybody for this password; for more accounts once each. Default: the lines of "
+        f"${VARIABLE}, which no list of processes shows",
+    )
+    server.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="with --api: requests must bring it as Authorization: Bearer KEY; default: "
+        "$DART_ARENA_API_KEY",
+    )
+    server.add_argument(
         "--share",
         action="store_true",
         default=os.environ.get("GRADIO_SHARE", "").lower() == "true",
@@ -143,13 +158,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(args: argparse.Namespace) -> None:
     """Load, warm up, serve. Ends by an exception: ArenaError, or Ended on a signal."""
+    if args.api_key is not None:
+        raise ArenaError("--api-key is the API's: leave it out, or --api in; the page has --auth")
     host = "0.0.0.0" if args.listen else os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
+    auth = accounts(args.auth)
     _complete(args)
     waiting = Waiting(host, args.server_port)  # says how far loading is, from the first second
 
+    for line in exposure(host, args.server_port, args.share, bool(auth)):
+        print(line, file=sys.stderr, flush=True)
+
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
-        waiting.say(without_folders(line))
+        if not auth:  # nobody has given a password yet
+            waiting.say(without_folders(line))
 
     arena = page = None
     try:
@@ -181,6 +203,7 @@ def serve(args: argparse.Namespace) -> None:
             port=args.server_port,
             share=args.share,
             root_path=args.root_path,
+            auth=auth,
             waiting=waiting,
         )
         print(f"Running on {local}", flush=True)
@@ -201,9 +224,14 @@ def serve_api(args: argparse.Namespace) -> None:
     """
     from dart_core.cli import build_parser as build_core_parser
 
-    if args.share or args.replay is not None:
-        flag = "--share" if args.share else "--replay"
-        raise ArenaError(f"{flag} is the page's: leave it or --api out")
+    for flag, given in (
+        ("--share", args.share),
+        ("--replay", args.replay is not None),
+        ("--auth", args.auth),
+    ):
+        if given:
+            remedy = "; the API has --api-key" if flag == "--auth" else ""
+            raise ArenaError(f"{flag} is the page's: leave it or --api out{remedy}")
     _complete(args)
     names = [name for name in _engines(args) if name != "ar"]
     served = build_core_parser("api").parse_args(["api", "--engines", ",".join(names)])

@@ -255,7 +255,7 @@ class Arena:
         """Show a recorded run again, ``speed`` times as fast as it was; no device is needed."""
 
         def job(stop: threading.Event) -> Iterator[Event]:
-            return replay(recording, speed=speed, stop=stop)
+            return replay(recording, speed=speed, max_seconds=self.max_seconds, stop=stop)
 
         def start(run: Run[Event]) -> None:
             threading.Thread(target=run.execute, name="arena-replay", daemon=True).start()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import Any
 from app.events import ENGINES, MAX_TOKEN, Event, event_to_json, events_from_json
 from app.fields import Damage, Fields, check_plain, is_text, shown
 from app.race import Ended, Judged, Moved
+from dart_core.disk import disk_told, written_whole
 from dart_core.errors import ArenaError
 
 SCHEMA = "dart-arena/run/1"
@@ -62,11 +64,12 @@ class Recording:
         return self.vocabulary.get(token, "\ufffd")
 
     def save(self, path: str | Path) -> None:
-        """Write the run as JSON, packed if the name ends in ``.gz``."""
+        """Write the run as JSON, packed if the name ends in ``.gz``, whole or not at all."""
         data = self.to_text().encode()
         if Path(path).suffix == ".gz":
             data = gzip.compress(data, mtime=0)  # of one run always the same bytes
-        Path(path).write_bytes(data)
+        with disk_told("the run", path), written_whole(path) as partial:
+            partial.write_bytes(data)
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
@@ -121,14 +124,15 @@ def replay(
     recording: Recording,
     *,
     speed: float = 1.0,
+    max_seconds: float = math.inf,
     stop: threading.Event | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Event]:
     """The recorded events, each when its engine's own clock says so, ``speed`` times as fast as it
     was; ``math.inf`` waits for nothing.
 
-    stop: ends all engines at once, also while this waits. An engine whose end was not recorded is
-    ended with its last event.
+    max_seconds: real ones, after which all engines end. stop: ends them at once, also while this
+    waits. An engine whose end was not recorded is ended with its last event.
     """
     if not speed > 0:
         raise ArenaError(f"a replay's speed is a number above 0, not {speed:g}")
@@ -137,10 +141,15 @@ def replay(
     engines |= dict.fromkeys(event.engine for event in recording.events)
     started = now()
     for due, event in _by_clock(recording.events):
-        while not stop.is_set() and (wait := started + due / speed - now()) > 0:
+        until = started + min(due / speed, max_seconds)
+        while not stop.is_set() and (wait := until - now()) > 0:
             stop.wait(min(wait, threading.TIMEOUT_MAX))
         if stop.is_set():
             yield from (Ended(engine, "stopped", "Stopped.") for engine in engines)
+            return
+        if due / speed > max_seconds:
+            told = f"Ended at this page's limit of {max_seconds:g} seconds a run."
+            yield from (Ended(engine, "deadline", told) for engine in engines)
             return
         if isinstance(event, Ended):
             engines.pop(event.engine, None)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import gradio as gr
 import plotly
 from gradio import http_server
+from gradio.routes import App
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
+from app.access import Account
+from app.guard import UPLOAD, stand_before
 from app.panels import PLOTLY, STYLE_SHEETS
+from app.queueing import share_fairly
 from app.recording import MAX_BYTES
+from app.uploads import Uploads
 from app.waiting import Waiting, taken
 from dart_core.errors import ArenaError
 
@@ -30,6 +35,7 @@ SANS = [
     "sans-serif",
 ]
 MONO = ["ui-monospace", "SFMono-Regular", "Liberation Mono", "Menlo", "monospace"]
+SESSIONS = 500  # of visitors, kept with what they last sent
 
 
 def launch(
@@ -39,32 +45,50 @@ def launch(
     port: int,
     share: bool = False,
     root_path: str = "",
+    auth: Sequence[Account] = (),
     waiting: Waiting | None = None,
 ) -> tuple[str, str | None]:
     """Serve the page in background threads; returns its local address and its public one.
 
-    waiting: who holds the port until then. Raises ArenaError if the port is taken.
+    auth: who may come in, with one of these names and passwords; without any, everybody. waiting:
+    who holds the port until then. Raises ArenaError if the port is taken.
     """
+    uploads = Uploads(page)
+    share_fairly(page)
+    page.api_open = False  # no run but through the queue
     script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     routes = [
         Route("/healthz", lambda request: JSONResponse({"status": "ready"})),
+        Route(UPLOAD, uploads.take, methods=["POST"]),
         # A route, not a mount: mounted files are not found behind a proxy that strips a prefix.
-        Route(f"/{PLOTLY}", lambda request: FileResponse(script)),
+        Route(f"/{PLOTLY}", lambda request: FileResponse(script, media_type="text/javascript")),
     ]
+
+    def guard(app: App) -> None:
+        stand_before(app, host=host, port=port, share=share, root_path=root_path, auth=auth)
+
     try:
-        with _handed_over(waiting):
+        with _handed_over(waiting, guard):
             _, local, shared = page.launch(
                 server_name=host,
                 server_port=port,
                 share=share,
                 root_path=root_path or None,
-                app_kwargs={"routes": routes, "exception_handlers": {KeyError: _stopped_twice}},
+                auth=list(auth) or None,
+                app_kwargs={
+                    "routes": routes,
+                    "openapi_url": None,
+                    "exception_handlers": {KeyError: _stopped_twice, Exception: _failed},
+                },
                 theme=_theme(),
                 css_paths=[HERE / "page.css", *STYLE_SHEETS],
                 max_file_size=MAX_BYTES,
+                state_session_capacity=SESSIONS,
                 footer_links=["settings"],
                 run_history=False,
                 enable_monitoring=False,
+                mcp_server=False,
+                num_workers=0,  # they would serve files on ports of their own
                 ssr_mode=False,
                 quiet=True,
                 prevent_thread_lock=True,
@@ -84,14 +108,15 @@ def close(page: gr.Blocks) -> None:
 
 
 @contextmanager
-def _handed_over(waiting: Waiting | None) -> Iterator[None]:
+def _handed_over(waiting: Waiting | None, guard: Callable[[App], None]) -> Iterator[None]:
     """Free the port at the last moment: Gradio builds its whole server before it binds."""
     start = http_server.start_server
 
-    def take_over(*args, **options):
+    def take_over(app: App, **options):
+        guard(app)
         if waiting:
             waiting.close()
-        return start(*args, **options)
+        return start(app, **options)
 
     http_server.start_server = take_over
     try:
@@ -105,6 +130,11 @@ def _stopped_twice(request: Request, error: KeyError) -> JSONResponse:
     if not request.url.path.endswith("/gradio_api/cancel"):
         raise error
     return JSONResponse({"success": True})
+
+
+def _failed(request: Request, error: Exception) -> JSONResponse:
+    """What a visitor is told of an unforeseen error; its traceback is in the log."""
+    return JSONResponse({"detail": "an internal error; the server's log has the details"}, 500)
 
 
 def _theme() -> gr.Theme:

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 
+from app.access import answer_headers
 from dart_core.errors import ArenaError
 
 KEPT_LINES = 100
@@ -122,6 +123,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = CLIENT_SECONDS
+    server_version, sys_version = "DART-Arena", ""  # which Python this is concerns nobody
 
     def do_GET(self) -> None:
         health = self.path.split("?")[0].rstrip("/").endswith("/healthz")
@@ -133,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("Retry-After", "2")
+        for name, value in answer_headers().items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

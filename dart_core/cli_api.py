@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 from argparse import Namespace
 from dataclasses import replace
 
 from dart_core.cli import add_model_arguments, add_run_arguments, at_least, engine_list
 from dart_core.cli_run import check_models, load, note, run_settings
-from dart_core.server import LOCAL_NAMES, QUEUE, ChatServer, bound_socket
+from dart_core.errors import ArenaError
+from dart_core.server import LOCAL_NAMES, QUEUE, SHARE, ChatServer, bound_socket
+
+KEY_VARIABLE = "DART_ARENA_API_KEY"
 
 
 def add_api_parser(commands) -> None:
@@ -34,14 +38,21 @@ def add_api_parser(commands) -> None:
     group.add_argument(
         "--listen",
         action="store_true",
-        help="serve every network interface, not this machine alone; nobody is asked who they are",
+        help="serve every network interface, not this machine alone: --api-key asks for a key",
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="requests must bring it as Authorization: Bearer KEY; default: "
+        f"${KEY_VARIABLE}, which no list of processes shows",
     )
     group.add_argument(
         "--queue",
         type=int,
         default=QUEUE,
         metavar="N",
-        help=f"requests that may wait for the one that runs (default: {QUEUE})",
+        help=f"requests that may wait for the one that runs (default: {QUEUE}); of another "
+        f"machine's, one in {SHARE}",
     )
     group.add_argument(
         "--enable-thinking",
@@ -55,12 +66,15 @@ def add_api_parser(commands) -> None:
 
 def run_api(args: Namespace) -> int:
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "queue": 0})
+    key = api_key(args.api_key)
     check_models(args)
     settings = run_settings(args)
     if args.seed is None:  # a request without one draws its own
         settings = replace(settings, sampling=replace(settings.sampling, seed=None))
     sock = bound_socket("0.0.0.0" if args.listen else "127.0.0.1", args.server_port)
     with sock:
+        if args.listen:
+            note(listening(sock.getsockname()[1], key is not None))
         names = args.engines and list(dict.fromkeys(["ar", *args.engines]))
         engine = load(args, names)
         server = ChatServer(
@@ -73,7 +87,33 @@ def run_api(args: Namespace) -> int:
         port = sock.getsockname()[1]
         note(f"API on http://localhost:{port}/v1, models {', '.join(server.models)}")
         try:
-            server.serve(sock, ("*",) if args.listen else LOCAL_NAMES)
+            server.serve(sock, () if args.listen else LOCAL_NAMES, key)
         except KeyboardInterrupt:
             note("stopped")
     return 0
+
+
+def api_key(flag: str | None) -> str | None:
+    """The key that the flag or the environment asks for, None for none. Raises ArenaError, which
+    does not repeat it, for one that no header can carry.
+    """
+    key = flag if flag is not None else os.environ.get(KEY_VARIABLE) or None
+    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise ArenaError(
+            f"--api-key (or {KEY_VARIABLE}): expected letters, digits and signs without spaces, "
+            "and found something else"
+        )
+    return key
+
+
+def listening(port: int, guarded: bool) -> str:
+    """What --listen means."""
+    if guarded:
+        return (
+            f"note: --listen: whoever reaches port {port} of this machine needs the API key, "
+            "which plain http carries readable: put a proxy with TLS before it"
+        )
+    return (
+        f"warning: --listen: whoever reaches port {port} of this machine may use the API; ask for "
+        f"a key with --api-key or {KEY_VARIABLE}, or leave --listen out"
+    )

@@ -1,7 +1,8 @@
 """An OpenAI-compatible HTTP server over one engine, for programs of the same machine.
 
-One thread has the device and takes one request at a time; the others wait in a bounded queue. A
-client that goes away gives the device back within a step.
+One thread has the device and takes one request at a time; the others wait in a bounded queue, of
+which no other machine has more than a quarter. A client that goes away gives the device back within
+a step.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from dart_core.chat_format import (
     ChatAnswer,
@@ -40,6 +40,7 @@ from dart_core.chat_format import (
 )
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
+from dart_core.gate import Gate, Limits, bearer, called, own_site, visitor
 from dart_core.metrics import summarize
 from dart_core.report import figures
 from dart_core.step import Step
@@ -47,8 +48,16 @@ from dart_core.text import TextStream
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY = 8 << 20  # bytes
+MAX_BODY = 2 << 20  # bytes
 QUEUE = 16
+SHARE = 4  # a visitor may have one place in so many
+OPEN = 128  # requests under way, most of them refused soon: the device takes one at a time
+ANSWER_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+HEALTH = ("/healthz", "/health")
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 CLIENT_GONE = 499  # a status that nobody will read
 
@@ -107,7 +116,7 @@ class Device:
     def __init__(self, queue: int = QUEUE):
         self.queue = queue
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dart-device")
-        self._runs: set[Run] = set()
+        self._runs: dict[Run, str | None] = {}  # and whose they are
         self._closed = False
 
     @property
@@ -115,8 +124,10 @@ class Device:
         """Runs that are on the device or wait for it."""
         return len(self._runs)
 
-    def start(self, source: Iterator[Step]) -> Run:
-        """Queue a run. Raises RequestError (503) where too many wait."""
+    def start(self, source: Iterator[Step], who: str | None = None) -> Run:
+        """Queue a run of ``who``, None for this machine's own programs. Raises RequestError: 503
+        where too many wait, 429 where too many of theirs do.
+        """
         if self._closed or self.busy > self.queue:
             raise RequestError(
                 f"{self.queue} requests wait already: try again later",
@@ -124,10 +135,18 @@ class Device:
                 kind="server_error",
                 code="overloaded",
             )
+        each = max(1, self.queue // SHARE)
+        if who is not None and list(self._runs.values()).count(who) >= each:
+            raise RequestError(
+                f"{each} of your requests run or wait already: try again when one is done",
+                status=429,
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+            )
         run = Run(source)
-        self._runs.add(run)
+        self._runs[run] = who
         run.future = self._pool.submit(run.work)
-        run.future.add_done_callback(lambda _: self._runs.discard(run))
+        run.future.add_done_callback(lambda _: self._runs.pop(run, None))
         return run
 
     def leave(self, run: Run) -> None:
@@ -164,25 +183,36 @@ class ChatServer:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/healthz", self.health),
-            Route("/health", self.health),
+            *(Route(path, self.health) for path in HEALTH),
             Route("/v1/models", self.list_models),
             Route("/v1/models/{model:path}", self.one_model),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
         ]
 
-    def app(self, hosts: Sequence[str] = ("*",)) -> Starlette:
-        """hosts: names that requests may call this server by; a page on some other name, which a
-        browser was led to believe is this machine, is turned away.
+    def app(self, hosts: Sequence[str] = (), key: str | None = None) -> ASGIApp:
+        """hosts: names that requests may call this server by, none for any; a page on some other
+        name, which a browser was led to believe is this machine, is turned away. key: what requests
+        must bring as ``Authorization: Bearer KEY``, all but those for its health.
         """
-        return Starlette(
-            routes=self.routes(),
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
-            exception_handlers={
-                ArenaError: _refuse,
-                HTTPException: _no_such_thing,
-                Exception: _fail,
-            },
+        checks = [own_site]
+        if hosts:
+            checks.append(called(hosts, "start the server with --listen to serve other machines"))
+        if key is not None:
+            checks.append(bearer(key, HEALTH))
+        return Gate(
+            Starlette(
+                routes=self.routes(),
+                exception_handlers={
+                    ArenaError: _refuse,
+                    HTTPException: _no_such_thing,
+                    Exception: _fail,
+                },
+            ),
+            Limits(body=MAX_BODY, open_all=OPEN),
+            checks,
+            told=_told,
+            headers=ANSWER_HEADERS,
+            challenge="Bearer",
         )
 
     async def health(self, request: Request) -> Response:
@@ -207,15 +237,18 @@ class ChatServer:
         )
         prompt = self.engine.chat_ids(asked.messages, enable_thinking=asked.enable_thinking)
         # Before it waits: what the engine refuses is refused at once.
-        run = self.device.start(self.engine.stream(prompt, asked.engine, asked.settings))
+        steps = self.engine.stream(prompt, asked.engine, asked.settings)
+        run = self.device.start(steps, visitor(request.scope))
         answer = _Answer(self, asked, len(prompt), run)
         if asked.stream:
             return _EventStream(answer)
         return await answer.whole(request)
 
-    def serve(self, sock: socket.socket, hosts: Sequence[str] = LOCAL_NAMES) -> None:
-        """Serve a bound socket until a signal ends it."""
-        server = _Server(self.app(hosts), self.device)
+    def serve(
+        self, sock: socket.socket, hosts: Sequence[str] = LOCAL_NAMES, key: str | None = None
+    ) -> None:
+        """Serve a bound socket until a signal ends it. hosts, key: see ``app``."""
+        server = _Server(self.app(hosts, key), self.device)
         server.run(sockets=[sock])
 
 
@@ -300,9 +333,15 @@ class _EventStream(StreamingResponse):
 class _Server(uvicorn.Server):
     """Ends running answers with the server, within a step."""
 
-    def __init__(self, app: Starlette, device: Device):
+    def __init__(self, app: ASGIApp, device: Device):
         super().__init__(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=5,
+            )
         )
         self._device = device
 
@@ -334,13 +373,8 @@ async def _json_body(request: Request) -> Any:
         raise RequestError(
             f"content-type {kind or 'missing'}; expected application/json", status=415
         )
-    body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY:
-                raise RequestError(f"the request is larger than {MAX_BODY} bytes", status=413)
-        return json.loads(body)
+        return json.loads(await request.body())
     except ClientDisconnect:
         raise RequestError("the client went away", status=CLIENT_GONE) from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -357,9 +391,17 @@ def _event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
+def _told(status: int, sentence: str) -> dict[str, Any]:
+    """What the gate refuses, as OpenAI's error object."""
+    codes = {401: "invalid_api_key", 429: "rate_limit_exceeded", 503: "overloaded"}
+    kinds = {429: "rate_limit_error", 503: "server_error"}
+    kind = kinds.get(status, "invalid_request_error")
+    return error_object(RequestError(sentence, status=status, kind=kind, code=codes.get(status)))
+
+
 def _refuse(request: Request, error: ArenaError) -> Response:
     status = getattr(error, "status", 400)
-    headers = {"Retry-After": "1"} if status == 503 else None
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
     return JSONResponse(error_object(error), status, headers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app import __main__ as app
+from app.access import TRIED_IN, TRIES, Tries, accounts, exposure
 from app.controls import controls
 from dart_core.errors import ArenaError
 
@@ -74,10 +75,120 @@ def test_the_api_serves_what_the_page_would(api, monkeypatch):
     assert api("--preset", "demo").listen
 
 
-@pytest.mark.parametrize("flag", ["--share", "--replay"])
+@pytest.mark.parametrize("flag", ["--share", "--replay", "--auth=ada:secret"])
 def test_what_is_the_pages_alone_is_refused_with_the_api(api, flag):
-    with pytest.raises(ArenaError, match=f"{flag} is the page's"):
+    with pytest.raises(ArenaError, match=f"{flag.split('=')[0]} is the page's") as refusal:
         api(flag)
+    assert "secret" not in str(refusal.value)
+
+
+def test_the_apis_key_is_handed_on_and_is_none_of_the_pages(api):
+    assert api("--api-key", "mine").api_key == "mine"
+    with pytest.raises(ArenaError, match="--api-key is the API's") as refusal:
+        app.serve(app.build_parser().parse_args(["--api-key", "mine"]))
+    assert "mine" not in str(refusal.value)
+
+
+# Who may come in ----------------------------------------------------------------------------------
+
+
+def test_accounts_come_from_flags_or_from_the_environment(monkeypatch):
+    monkeypatch.setenv("DART_ARENA_AUTH", "eve:one\n\n bob:two:three \n")
+    assert accounts([]) == [("eve", "one"), ("bob", "two:three")]
+    assert accounts(["ada:x y", "bob:ö"]) == [("ada", "x y"), ("bob", "ö")]
+    monkeypatch.delenv("DART_ARENA_AUTH")
+    assert accounts([]) == []
+    args = app.build_parser().parse_args(["--auth", "ada:x", "--auth=bob:y"])
+    assert args.auth == ["ada:x", "bob:y"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("s3cret", "account 1 is not spelled as expected: USER:PASSWORD"),
+        (":s3cret", "account 1 is not spelled"),
+        ("s3cret:", "account 1 is not spelled"),
+        ("", "account 1 is not spelled"),
+        ("  :s3cret", "account 1 is not spelled"),
+        ("ada:s3cret", "account 2 has the name of another one"),
+    ],
+)
+def test_what_is_no_account_is_refused_unrepeated(given, says, monkeypatch, capsys):
+    """On the page's way up, before anything is loaded or served."""
+    monkeypatch.setattr(app.signal, "signal", lambda *args: None)
+    flags = ["--auth", given] * (2 if "2" in says else 1)
+    assert app.main(flags) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --auth: {says}") and error.count("\n") == 1
+    assert "s3cret" not in error
+    if given:
+        monkeypatch.setenv("DART_ARENA_AUTH", f"{given}\n{given}")
+        assert app.main([]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: DART_ARENA_AUTH: account ") and "s3cret" not in error
+
+
+@pytest.mark.parametrize(
+    ("host", "share", "says"),
+    [
+        ("127.0.0.1", False, []),
+        ("localhost", False, []),
+        ("0.0.0.0", False, ["--listen: whoever reaches port 5 of this machine"]),
+        ("192.0.2.7", False, ["--listen: whoever reaches port 5 of this machine"]),
+        ("127.0.0.1", True, ["--share: "]),
+        ("0.0.0.0", True, ["--listen: ", "--share: "]),
+    ],
+)
+def test_who_can_come_in_is_said_with_the_remedy(host, share, says):
+    open_lines = exposure(host, 5, share, guarded=False)
+    guarded = exposure(host, 5, share, guarded=True)
+    assert len(open_lines) == len(guarded) == len(says)
+    for open_line, guarded_line, said in zip(open_lines, guarded, says, strict=True):
+        assert open_line.startswith(f"warning: {said}") and guarded_line.startswith("note: --")
+        assert "--auth USER:PASSWORD (or DART_ARENA_AUTH)" in open_line
+        assert "password" in guarded_line
+
+
+@pytest.mark.parametrize("auth", [[], ["--auth", "ada:s3cret"]])
+def test_before_the_models_are_loaded_a_password_keeps_their_names_back(auth, monkeypatch, capsys):
+    """And is itself nowhere: not on the waiting page, not on the terminal."""
+    pages = []
+
+    def load(args, say):
+        say("target: Secret-4B in 2 s")
+        pages.append(waiting[0].page())
+        raise ArenaError("enough")
+
+    class Kept(app.Waiting):
+        def __init__(self, host, port):
+            super().__init__(host, 0)
+            waiting.append(self)
+
+    waiting = []
+    monkeypatch.setattr(app, "Waiting", Kept)
+    monkeypatch.setattr(app, "_engine", load)
+    monkeypatch.setattr(app.signal, "signal", lambda *args: None)
+    assert app.main(["--preset", "demo", "--listen", *auth]) == 1
+    said = capsys.readouterr()
+    assert ("Secret-4B" in pages[0]) == (not auth)
+    assert "s3cret" not in pages[0] + said.out + said.err
+    assert said.err.startswith("note: --listen" if auth else "warning: --listen")
+
+
+def test_wrong_passwords_are_counted_for_a_while():
+    clock = [0.0]
+    tries = Tries(lambda: clock[0])
+    for _ in range(TRIES):
+        assert not tries.spent("a")
+        tries.wrong("a")
+        clock[0] += 1
+    assert tries.spent("a") and not tries.spent("b") and not tries.spent(None)
+    clock[0] += TRIED_IN - 2
+    assert tries.spent("a")
+    clock[0] += 2
+    assert not tries.spent("a")
+    tries.wrong("b")
+    assert list(tries._wrong) == ["b"]  # nobody is kept for ever
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,23 @@ def test_stop_ends_a_wait_at_once_and_every_engine_with_it():
     ]
 
 
+def test_a_replay_has_the_limit_of_any_run():
+    """A recording of days, or one shown slowly, does not keep its place for ever."""
+    run, clock = recording(), Clock()
+    events = list(replay(run, speed=1e-6, max_seconds=5.0, stop=clock, now=clock.now))
+    assert clock.time - 100.0 == pytest.approx(5.0)
+    assert [(end.engine, end.reason) for end in events] == [
+        (engine, "deadline") for engine in run.header["engines"]
+    ]
+    assert events[0].message == "Ended at this page's limit of 5 seconds a run."
+    arena = Arena(max_seconds=0.2)
+    visit = arena.begin_replay("visitor", run, speed=1e-6)
+    for _ in visit.paced(0.01):
+        pass
+    assert "limit of 0.2 seconds" in json.dumps(visit.view.panel(run.header["engines"][0]))
+    arena.close()
+
+
 def test_stop_leaves_the_engines_alone_that_had_ended():
     run, stop, events = recording(), threading.Event(), []
     for event in replay(run, speed=math.inf, stop=stop):

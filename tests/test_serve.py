@@ -56,6 +56,16 @@ def test_health_says_loading(port, path):
     assert status == 503
     assert headers["Content-Type"] == "application/json"
     assert json.loads(text) == {"status": "loading"}
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'self'"
+    assert "Python" not in headers["Server"]
+
+
+def test_a_spaces_hub_may_show_it(port, monkeypatch):
+    monkeypatch.setenv("SPACE_ID", "someone/arena")
+    with Waiting(HOST, port):
+        policy = ask(port)[1]["Content-Security-Policy"]
+    assert policy.startswith("frame-ancestors 'self' https://huggingface.co ")
 
 
 @pytest.mark.parametrize("path", ["/", "/arena/", "/assets/x.js", "/?a=/healthz"])

@@ -24,6 +24,7 @@ from trio import BASE, DART, EAGLE3, NGRAM, make_trio
 
 from dart_core.chat_format import internal_error, read_request
 from dart_core.cli import main
+from dart_core.cli_api import api_key, listening
 from dart_core.drafters import NGRAM_OFF
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
@@ -55,10 +56,10 @@ def engine(trio) -> Engine:
 
 
 @contextmanager
-def serving(chat: ChatServer) -> Iterator[str]:
+def serving(chat: ChatServer, key: str | None = None) -> Iterator[str]:
     """The server on a free port, in a thread; gives its address."""
     with bound_socket("127.0.0.1", 0) as sock:
-        server = _Server(chat.app(LOCAL_NAMES), chat.device)
+        server = _Server(chat.app(LOCAL_NAMES, key), chat.device)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         try:
@@ -316,6 +317,55 @@ def test_what_is_no_request(served):
             }
 
 
+# Who may ask --------------------------------------------------------------------------------------
+
+
+def test_a_key_is_asked_for(engine, caplog):
+    said: list[str] = []
+    chat = ChatServer(engine, GenerationSettings(max_new_tokens=3), log=said.append)
+    with serving(chat, key="sk-Of-this-server") as address:
+        with client_of(address) as stranger:
+            for ask in (
+                stranger.models.list,
+                lambda: stranger.models.retrieve("no such"),
+                lambda: stranger.chat.completions.create(model=IDS["dart"], messages=HELLO),
+            ):
+                with pytest.raises(openai.AuthenticationError, match="missing or wrong") as refusal:
+                    ask()
+                assert refusal.value.code == "invalid_api_key"
+                assert refusal.value.type == "invalid_request_error"
+                assert refusal.value.response.headers["www-authenticate"] == "Bearer"
+                assert "sk-Of-this-server" not in refusal.value.response.text
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="sk-Of-this-server") as client:
+            answer = client.chat.completions.create(model=IDS["dart"], messages=HELLO)
+        assert answer.usage.completion_tokens == 3
+        for path in ("/healthz", "/health"):
+            assert httpx.get(address + path).status_code == 200
+        for path in ("/", "/nothing", "/healthz/x", "/v1/models"):
+            assert httpx.get(address + path).status_code == 401
+    assert "sk-Of-this-server" not in caplog.text + " ".join(said) + answer.model_dump_json()
+
+
+def test_every_answer_says_that_it_is_data(served):
+    with httpx.Client(base_url=served.address) as http:
+        answers = [
+            http.get("/v1/models"),
+            http.get("/nothing"),
+            http.get("/healthz", headers={"host": "evil.example"}),
+            http.get("/healthz", headers={"sec-fetch-site": "cross-site"}),
+            http.post("/v1/chat/completions", content=b" " * (MAX_BODY + 1)),
+        ]
+    assert [answer.status_code for answer in answers] == [200, 404, 400, 403, 413]
+    for answer in answers:
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert "server" not in answer.headers
+        assert (
+            answer.status_code == 200 or answer.json()["error"]["type"] == "invalid_request_error"
+        )
+
+
 # One at a time ------------------------------------------------------------------------------------
 
 
@@ -390,6 +440,31 @@ def test_requests_wait_in_a_bounded_queue(gated, expected):
             thread.join(30)
     assert texts == [expected(tokens=4).text] * 2
     until(lambda: gated.device.busy == 0)
+
+
+def test_no_other_machine_has_the_queue_for_itself(gated):
+    """Of two places one; another machine has the other, and this one's own are not counted."""
+
+    def ask(who: str):
+        client = client_of(gated.address)
+        headers = {"X-Forwarded-For": who}  # as a proxy of this machine tells
+        return client.chat.completions.create(
+            model="slow-dart", messages=HELLO, stream=True, extra_headers=headers
+        )
+
+    first = ask("203.0.113.1")
+    with pytest.raises(openai.RateLimitError, match="1 of your requests run or wait") as refusal:
+        ask("203.0.113.1")
+    assert refusal.value.code == "rate_limit_exceeded"
+    assert refusal.value.response.headers["retry-after"] == "1"
+    second = ask("203.0.113.2")
+    with pytest.raises(openai.InternalServerError, match="wait already"):
+        ask("203.0.113.3")
+    second.close()
+    until(lambda: gated.device.busy == 1)
+    with asking(gated.address):
+        until(lambda: gated.device.busy == 2)
+    first.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -469,6 +544,31 @@ def test_a_server_that_ends_tells_who_is_being_answered(gated):
             list(stream)
         with pytest.raises(openai.InternalServerError):
             client.chat.completions.create(model="slow-dart", messages=HELLO)
+
+
+@pytest.mark.parametrize("key", ["", "two words", "schlüssel", "a\nb"])
+def test_a_key_that_no_header_carries_is_refused_unrepeated(key, capsys, monkeypatch):
+    assert main(["api", "--preset=demo", f"--api-key={key}"]) == 1
+    error = capsys.readouterr().err
+    assert "--api-key (or DART_ARENA_API_KEY): expected letters" in error
+    assert not key or key not in error
+
+
+def test_the_key_comes_from_the_flag_or_the_environment(monkeypatch):
+    monkeypatch.delenv("DART_ARENA_API_KEY", raising=False)
+    assert (api_key(None), api_key("mine")) == (None, "mine")
+    monkeypatch.setenv("DART_ARENA_API_KEY", "from-outside")
+    assert (api_key(None), api_key("mine")) == ("from-outside", "mine")
+    monkeypatch.setenv("DART_ARENA_API_KEY", "")
+    assert api_key(None) is None
+
+
+def test_who_listens_is_told_what_it_means():
+    assert listening(5, guarded=False) == (
+        "warning: --listen: whoever reaches port 5 of this machine may use the API; ask for a key "
+        "with --api-key or DART_ARENA_API_KEY, or leave --listen out"
+    )
+    assert "needs the API key" in listening(5, guarded=True)
 
 
 # The command --------------------------------------------------------------------------------------
