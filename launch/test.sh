@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need and runs every test that needs no GPU. Arguments go to pytest:
-# bash launch/test.sh -m "not slow and not browser"
+# Installs what the tests need and runs every test that needs no GPU, a file of tests to a core at a
+# time. Arguments go to pytest: bash launch/test.sh -m "not slow and not browser"
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/lib.sh
@@ -34,4 +34,4 @@ if ! is_done dev; then
 fi
 ensure_chromium
 say "running the tests"
-exec "$VENV_PYTHON" -m pytest "$@"
+exec "$VENV_PYTHON" -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "$@"

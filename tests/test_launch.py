@@ -295,7 +295,8 @@ def test_without_chromium_the_tests_run_and_say_so(clone):
     result = clone.bash("launch/test.sh", "-k", "two words")  # no apt-get on this PATH
     assert result.returncode == 0, result.stderr
     assert "browser tests will be skipped" in result.stdout
-    assert (clone.root / "calls").read_text() == "[-m][pytest][-k][two words]\n"
+    calls = (clone.root / "calls").read_text()
+    assert calls.startswith("[-m][pytest]") and calls.endswith("[-k][two words]\n")
 
 
 # The published app ------------------------------------------------------------------------------

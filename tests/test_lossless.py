@@ -29,7 +29,7 @@ from dart_core.sampling import SamplingParams
 from dart_core.verify_cost import VerifyCost
 
 GOLDEN = Path(__file__).parent / "golden"
-DRAWS = 320
+DRAWS = 240
 TARGETS = [
     ("qwen3", {"seed": 0}),
     ("qwen3", {"seed": 1, "num_hidden_layers": 4, "num_key_value_heads": 4, "vocab_size": 300}),
@@ -83,7 +83,7 @@ def scenario(seed: int) -> dict:
     return {
         "index": index,
         "prompt": rng.integers(0, vocab, size=int(rng.integers(1, 40))).tolist(),
-        "max_new_tokens": int(np.exp(rng.uniform(0, np.log(200)))),
+        "max_new_tokens": int(np.exp(rng.uniform(0, np.log(100)))),
         "settings": DraftSettings(
             tree_budget=int(np.exp(rng.uniform(0, np.log(256)))),
             beam=int(rng.integers(1, 30)),
