@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,6 @@ from app.page import build_page  # noqa: E402
 from app.queueing import EACH  # noqa: E402
 from app.serve import close, launch  # noqa: E402
 from app.uploads import COUNTED, MOST, Uploads  # noqa: E402
-from dart_core.errors import ArenaError  # noqa: E402
 
 TOKEN = "hf_SecretOfThisMachine"
 ACCOUNTS = [("ada", "pass:word"), ("bob", "0ther-w0rd")]
@@ -69,15 +69,15 @@ class Site:
         self.address, self.page, self.folder = address, page, folder
         self.http = httpx.Client(base_url=address, timeout=60)
 
-    def config(self, http: httpx.Client | None = None) -> dict:
-        return (http or self.http).get("/config").json()
+    @cached_property
+    def config(self) -> dict:
+        return self.http.get("/config").json()
 
     def event(self, name: str, trigger: str = "click", **values) -> dict:
         """What a browser sends for a button. values: elem_id, with _ for -, to the value sent."""
-        config = self.config()
-        parts = {part["id"]: part for part in config["components"]}
+        parts = {part["id"]: part for part in self.config["components"]}
         button = next(i for i, part in parts.items() if part["props"].get("elem_id") == name)
-        event = next(e for e in config["dependencies"] if [button, trigger] in e["targets"])
+        event = next(e for e in self.config["dependencies"] if [button, trigger] in e["targets"])
         data = []
         for key in event["inputs"]:
             props = parts[key]["props"]
@@ -269,7 +269,7 @@ def test_a_file_is_only_ever_one_that_was_uploaded(site, path, monkeypatch):
         ):
             told = site.ends(event, f"file{number}{hash(path)}")
             assert is_quiet(told.replace(path, "") if len(path) > 3 else told)
-            assert "schema" not in told and '"success": true' not in told.replace(" true", " true")
+            assert "The sky" not in told and '"success": true' not in told
         body = {**site.event("clear"), "data": [file], "session_hash": "direct"}
         assert is_quiet(site.http.post("/gradio_api/run/predict", json=body).text)
     assert not asked
@@ -372,14 +372,12 @@ def test_an_upload_is_one_file(site):
     assert site.http.post(UPLOAD, data={"files": "no file"}).status_code == 400
 
 
-def test_uploads_have_their_measure(folder, monkeypatch):
+def test_uploads_have_their_measure(monkeypatch):
     """In all and for each, in half an hour; what failed is not counted."""
     monkeypatch.setattr("app.uploads.EACH", 3000)
     monkeypatch.setattr("app.uploads.ALL", 8000)
     clock = [0.0]
-    with gr.Blocks() as page:
-        pass
-    uploads = Uploads(page, now=lambda: clock[0])
+    uploads = Uploads(SimpleNamespace(preprocess_data=None), now=lambda: clock[0])
 
     def bring(who: str, size: int = 1000) -> int:
         request = SimpleNamespace(scope={"client": (who, 1)}, headers={"content-length": str(size)})
@@ -515,7 +513,7 @@ def test_no_exception_of_a_direct_call_reaches_a_visitor(site, monkeypatch):
 
 def test_the_pages_own_server_functions_give_a_visitors_runs_only(site):
     status = next(
-        part for part in site.config()["components"] if part["props"].get("elem_id") == "status"
+        part for part in site.config["components"] if part["props"].get("elem_id") == "status"
     )
     for data in (["x", "csv"], ["../../etc/passwd", "json"], [["x"], "csv"], "x", None, 5):
         body = {
@@ -664,11 +662,3 @@ def test_a_space_is_framed_by_its_hub_and_told_apart_by_its_proxy(folder, monkey
         assert site.http.get("/", headers={"host": "someone-arena.hf.space"}).status_code == 200
         assert "10.0.0.0/8" in os.environ["FORWARDED_ALLOW_IPS"]
         monkeypatch.delenv("FORWARDED_ALLOW_IPS")
-
-
-def test_a_port_that_is_taken_is_still_said(folder, site):
-    with (
-        pytest.raises(ArenaError, match="is taken"),
-        served(folder, port=httpx.URL(site.address).port),
-    ):
-        pass
