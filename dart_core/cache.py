@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -30,7 +31,7 @@ def free_memory(device: torch.device) -> int | None:
 class _Layer(CacheLayerMixin):
     """One layer's view of the cache's storage; new rows go behind the committed ones."""
 
-    def __init__(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor):
+    def __init__(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self._cache = cache
         self.keys, self.values = keys, values
@@ -39,7 +40,9 @@ class _Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: the storage exists before the first forward."""
 
-    def update(self, key_states, value_states, *args, **kwargs):
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cache.place is not None:
             rows, window = self._cache.place
             self.keys.index_copy_(2, rows, key_states)
@@ -85,7 +88,7 @@ class KVCache(Cache):
         head_dim: int,
         capacity: int,
         dtype: torch.dtype,
-    ):
+    ) -> None:
         self.capacity = capacity
         self.length = 0
         self.place: tuple[torch.Tensor, int] | None = None
@@ -121,4 +124,4 @@ class KVCache(Cache):
     def close(self) -> None:
         """Free the storage now rather than when the last reference goes."""
         self._blocks = []
-        self.layers = []
+        self.layers: list[_Layer] = []

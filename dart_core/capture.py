@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from dart_core.errors import ArenaError
+
+if TYPE_CHECKING:
+    from dart_core.target import Target
 
 Call = Callable[[], None]
 Capture = Callable[[Call], Call]
@@ -24,7 +28,7 @@ class CudaGraphs:
     # torch takes one capture at a time into a pool of graph memory.
     _capturing = threading.Lock()
 
-    def __init__(self, target) -> None:
+    def __init__(self, target: Target) -> None:
         require_one_gpu(list(dict.fromkeys([target.device, *target.layer_devices])))
         rope = (getattr(target.config, "rope_parameters", None) or {}).get("rope_type")
         experts = getattr(target.config, "num_experts", None) or getattr(

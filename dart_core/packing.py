@@ -9,6 +9,7 @@ only: the plain weights are given up.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self.packed = self.pack(linear.weight.detach())
+
+    def pack(self, weight: Tensor) -> Any:
+        """``weight`` [out_features, in_features] as the kernel reads it."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -54,7 +59,7 @@ class RowLinear(PackedLinear):
         """Whether the extension is built and this CPU has the instructions."""
         return native_is_here() and native().RowMatrix.runs_here()
 
-    def pack(self, weight: Tensor):
+    def pack(self, weight: Tensor) -> Any:
         return native().RowMatrix(weight.numpy())
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -77,7 +82,7 @@ class RowLinear(PackedLinear):
 class OneDnnLinear(PackedLinear):
     """By oneDNN."""
 
-    def pack(self, weight: Tensor):
+    def pack(self, weight: Tensor) -> Tensor:
         # The row count is only a hint for the block layout.
         return torch.ops.mkldnn._reorder_linear_weight(weight, 16)
 
@@ -154,8 +159,7 @@ def pack_linears(module: nn.Module) -> int:
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            kind = _kind(child.weight) if type(child) is nn.Linear else None
-            if kind:
+            if type(child) is nn.Linear and (kind := _kind(child.weight)):
                 setattr(parent, name, kind(child))
                 count += 1
     if count:

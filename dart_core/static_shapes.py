@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from torch import Tensor
 from dart_core.cache import KVCache
 from dart_core.capture import Call, Capture
 from dart_core.tree import DraftTree
+
+if TYPE_CHECKING:
+    from dart_core.target import Target
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 CACHE_STEP = 256  # the smallest window, and the finest step between windows
@@ -72,14 +75,14 @@ class Inputs:
         total = count + (flags[0] * flags[1] if flags else 0)
         self._host = torch.zeros(total, dtype=torch.uint8)
         self._device = torch.zeros(total, dtype=torch.uint8, device=device)
-        self.host: dict[str, np.ndarray] = {}
         self.device: dict[str, Tensor] = {}
-        for block, views in ((self._host, self.host), (self._device, self.device)):
+        on_host: dict[str, Tensor] = {}
+        for block, views in ((self._host, on_host), (self._device, self.device)):
             parts = block[:count].view(torch.int64).split(list(sizes.values()))
             views.update(zip(sizes, parts, strict=True))
             if flags:
                 views["flags"] = block[count:].view(torch.bool).view(flags)
-        self.host = {name: view.numpy() for name, view in self.host.items()}
+        self.host: dict[str, np.ndarray] = {n: view.numpy() for n, view in on_host.items()}
 
     def send(self) -> None:
         """Move what ``host`` holds to the device. Pageable memory is read before this returns."""
@@ -145,7 +148,9 @@ class BorrowedCache(KVCache):
     results. ``written``: the end of the rows that the last one wrote.
     """
 
-    def __init__(self, pool: Pool[BorrowedCache], window_limit: int, *args, **options) -> None:
+    def __init__(
+        self, pool: Pool[BorrowedCache], window_limit: int, *args: Any, **options: Any
+    ) -> None:
         super().__init__(*args, capacity=window_limit + 1, **options)
         self._pool = pool
         self.window_limit = window_limit
@@ -180,7 +185,7 @@ class BorrowedCache(KVCache):
 class StaticVerify:
     """The static form of a target's verify passes, and the caches they run over."""
 
-    def __init__(self, target, capture: Capture) -> None:
+    def __init__(self, target: Target, capture: Capture) -> None:
         self._target, self._capture = target, capture
         self.pool: Pool[BorrowedCache] = Pool(self._new_cache)
 
@@ -213,7 +218,7 @@ class VerifyPass:
     """The pass over a tree of ``rows`` nodes at most that reads ``window`` rows of the cache."""
 
     def __init__(
-        self, target, cache: BorrowedCache, rows: int, window: int, taps: tuple[int, ...]
+        self, target: Target, cache: BorrowedCache, rows: int, window: int, taps: tuple[int, ...]
     ) -> None:
         self._target, self._cache, self._taps = target, cache, taps
         self._rows, self._window = rows, window

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,15 @@ SHORTER = "lower --max-new-tokens or --max-length"
 
 
 def _tree_attention(
-    module, query, key, value, attention_mask, dropout=0.0, scaling=None, **unsupported
-):
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **unsupported: Any,
+) -> tuple[torch.Tensor, None]:
     """Grouped-query attention without repeating key/value heads.
 
     query [1, heads, q, d], key and value [1, kv, s, d]. The query heads that share a key/value head
@@ -118,7 +125,7 @@ class Target:
     other's states.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
             raise ArenaError(
@@ -133,12 +140,14 @@ class Target:
         self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self.layers = model.get_decoder().layers
         self.num_layers = len(self.layers)
-        self.vocab_size = config.vocab_size
-        self.hidden_size = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.hidden_size: int = config.hidden_size
         self.embed = model.get_input_embeddings()
-        self.dtype = self.embed.weight.dtype
-        self.layer_devices = [next(layer.parameters()).device for layer in self.layers]
-        self.device = self.embed.weight.device
+        self.dtype: torch.dtype = self.embed.weight.dtype
+        self.layer_devices: list[torch.device] = [
+            next(layer.parameters()).device for layer in self.layers
+        ]
+        self.device: torch.device = self.embed.weight.device
         self.head_device = self.layer_devices[
             -1
         ]  # where the last tap lives, and so the draft heads
@@ -151,8 +160,8 @@ class Target:
         self._tapped: dict[int, torch.Tensor] | None = None
         self._hooked: set[int] = set()  # a hook costs each pass a little, so only where one taps
 
-    def _tap(self, index: int):
-        def hook(_module, args):
+    def _tap(self, index: int) -> Callable[..., None]:
+        def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
             if self._tapped is not None and index in self._tapped:
                 self._tapped[index] = args[0]
 
@@ -167,7 +176,7 @@ class Target:
         device: str | torch.device | None = None,
         device_map: str | dict | None = None,
         cuda_graphs: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> Target:
         """Load a stock causal language model from a local folder.
 
@@ -217,7 +226,7 @@ class Target:
         """Verify in static shapes from now on: ``capture`` makes a replay of a call, see
         ``static_shapes``. By itself it captures nothing, and the calls run as they are.
         """
-        self.capture = capture
+        self.capture: Capture = capture
         self._static = StaticVerify(self, capture)
 
     def check_room(self, capacity: int) -> None:
@@ -317,7 +326,15 @@ class Target:
         bias.masked_fill_(mask.logical_not(), -torch.inf)
         return bias.repeat(self._groups, 1)[None, None]
 
-    def _run(self, tokens, positions, mask, cache, taps, logits="all") -> TargetOutput:
+    def _run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: KVCache,
+        taps: Sequence[int],
+        logits: Literal["last", "all"] = "all",
+    ) -> TargetOutput:
         with self._lock:
             for index in set(taps) - self._hooked:
                 self.layers[index].register_forward_pre_hook(self._tap(index))

@@ -45,7 +45,7 @@ def cores_for_kernels() -> Iterator[None]:
 
 
 @cache
-def _openmp() -> Callable[[int], None] | None:
+def _openmp() -> Callable[[int], object] | None:
     """Sets how many threads OpenMP takes for the calling thread, and MKL, which torch's own setting
     has given a number too. torch.set_num_threads would be that of every thread that begins
     meanwhile.
@@ -64,6 +64,6 @@ def _openmp() -> Callable[[int], None] | None:
 
 def _symbol(library: Path | None, name: str) -> Callable[[int], int] | None:
     try:
-        return getattr(ctypes.CDLL(library and str(library)), name)
+        return getattr(ctypes.CDLL(None if library is None else str(library)), name)
     except (AttributeError, OSError, TypeError):
         return None

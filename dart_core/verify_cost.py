@@ -19,6 +19,8 @@ CONTEXT = 256  # committed rows before them
 SMALL = 16  # rows: sizes up to here are timed twice as often, for most trees are so small
 REPEATS, MOST_SECONDS = 3, 2.0
 
+Numbers = Sequence[float] | np.ndarray
+
 
 class VerifyCost:
     """Seconds of a verify pass by its rows, root included: a line from each measured size to the
@@ -28,7 +30,7 @@ class VerifyCost:
     from 1 upwards. Raises ArenaError for what is no such curve.
     """
 
-    def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
+    def __init__(self, rows: Numbers, seconds: Numbers) -> None:
         self.rows = np.array(rows, dtype=np.float64)
         self.seconds = np.array(seconds, dtype=np.float64)
         if (

@@ -13,9 +13,10 @@ from dart_core.capture import Capture, run_eagerly
 from dart_core.drafters import NGRAM_OFF, DraftRun, DraftSettings, Proposal
 from dart_core.drafters.lookup import with_lookup
 from dart_core.drafters.observed import Observed
-from dart_core.drafters.static import StaticHead
+from dart_core.drafters.static import BorrowedHeadCache, StaticHead
 from dart_core.errors import ArenaError
 from dart_core.heads.dart import DartHead
+from dart_core.heads.layers import HeadCache
 from dart_core.ngram import NgramModel
 from dart_core.pruner import TreePruner
 
@@ -36,8 +37,8 @@ class DartDrafter:
         embed: Callable[[Tensor], Tensor],
     ) -> None:
         self.head, self.ngrams, self.embed = head, dict(ngrams), embed
-        self.taps = head.config.taps
-        self.static: StaticHead | None = None
+        self.taps: tuple[int, ...] = head.config.taps
+        self.static: StaticHead[DartHead] | None = None
 
     def use_static_shapes(self, capture: Capture = run_eagerly) -> None:
         """Draft in static shapes from now on, see ``Target.use_static_shapes``."""
@@ -117,7 +118,7 @@ class DartRun:
         )
 
     def close(self) -> None:
-        if self.static is not None and self.cache is not None:
+        if isinstance(self.cache, BorrowedHeadCache):
             self.cache.close()
         self.cache = None
 
@@ -128,7 +129,7 @@ class DartRun:
 
     def _draft(self, hidden: Tensor, tokens: Tensor, levels: int) -> tuple[np.ndarray, np.ndarray]:
         """``draft_levels`` of the tokens just committed, in the static form where there is one."""
-        if self.static is not None:
+        if self.static is not None and isinstance(self.cache, BorrowedHeadCache):
             slots = self.head.config.draft_length
             packed = self.static.run(hidden, tokens, self.cache, _static_draft, scratch=slots)
             if packed is not None:
@@ -137,7 +138,7 @@ class DartRun:
 
 
 def draft_levels(
-    head: DartHead, hidden: Tensor, embeddings: Tensor, cache, levels: int | None = None
+    head: DartHead, hidden: Tensor, embeddings: Tensor, cache: HeadCache, levels: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pruner's input after one head pass: target ids int32 and probabilities float32, each
     [levels, k]; levels: D + 1 unless told.
@@ -149,7 +150,13 @@ def draft_levels(
     return _unpacked(head.candidates(states, CANDIDATES_PER_LEVEL).cpu())  # one transfer for both
 
 
-def _static_draft(static: StaticHead, numbers: dict[str, Tensor], hidden: Tensor, cache, window):
+def _static_draft(
+    static: StaticHead[DartHead],
+    numbers: dict[str, Tensor],
+    hidden: Tensor,
+    cache: HeadCache,
+    window: int,
+) -> Tensor:
     """The same in static shapes, still on the device."""
     places = {name: numbers[name] for name in ("places", "positions", "last", "end")}
     embeddings = static.embed(numbers["tokens"])

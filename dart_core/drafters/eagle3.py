@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from dart_core.capture import Capture, run_eagerly
 from dart_core.drafters import DraftRun, DraftSettings, Proposal
 from dart_core.drafters.lookup import with_lookup
 from dart_core.drafters.observed import Observed
-from dart_core.drafters.static import StaticHead
+from dart_core.drafters.static import BorrowedHeadCache, StaticHead
 from dart_core.heads.eagle3 import Eagle3Head
+from dart_core.heads.layers import HeadCache
 from dart_core.tree import Candidates, DraftTree
 
 
@@ -30,8 +32,8 @@ class Eagle3Drafter:
     def __init__(self, head: Eagle3Head, embed: Callable[[Tensor], Tensor]) -> None:
         self.head = head
         self.embed = head.embed_tokens if head.config.own_embedding else embed
-        self.taps = head.config.taps
-        self.static: StaticHead | None = None
+        self.taps: tuple[int, ...] = head.config.taps
+        self.static: StaticHead[Eagle3Head] | None = None
 
     def use_static_shapes(self, capture: Capture = run_eagerly) -> None:
         """Draft in static shapes from now on, see ``Target.use_static_shapes``."""
@@ -75,13 +77,13 @@ class Eagle3Run:
         return Proposal(tree, drafted - start, perf_counter() - drafted, "torch", candidates)
 
     def close(self) -> None:
-        if self.static is not None and self.cache is not None:
+        if isinstance(self.cache, BorrowedHeadCache):
             self.cache.close()
         self.cache = None
 
     def _draft(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """The pool after the tokens just committed, packed, on the CPU: one transfer a round."""
-        if self.static is not None:
+        if self.static is not None and isinstance(self.cache, BorrowedHeadCache):
             packed = self.static.run(
                 hidden,
                 tokens,
@@ -105,7 +107,7 @@ class Eagle3Run:
             hopeful=self._hopeful if narrow else None,
         ).cpu()
 
-    def _hopeful(self, levels: list, scores: Tensor) -> int:
+    def _hopeful(self, levels: list[tuple[Tensor, Tensor, Tensor]], scores: Tensor) -> int:
         """How many beam nodes (best first) can still have a child in the tree.
 
         Children never score above their parent, so a node not above the budget's worst score so far
@@ -127,7 +129,7 @@ def grow_pool(
     *,
     top_k: int,
     calls: int,
-    hopeful: Callable[[list, Tensor], int] | None = None,
+    hopeful: Callable[[list[tuple[Tensor, Tensor, Tensor]], Tensor], int] | None = None,
 ) -> Tensor:
     """Draft the tree's candidates from the head's output [1, H] at the last position: packed,
     int32 [3, M], see ``Pool.of``.
@@ -172,17 +174,18 @@ def _children(
 
 
 def _static_draft(
-    static: StaticHead,
+    static: StaticHead[Eagle3Head],
     numbers: dict[str, Tensor],
     hidden: Tensor,
-    cache,
+    cache: HeadCache,
     window: int,
     *,
     top_k: int,
     calls: int,
 ) -> Tensor:
     """``grow_pool`` after the committed rows, all in static shapes."""
-    head, at = static.head, {"cache": cache, "end": numbers["end"], "window": window}
+    head = static.head
+    at: dict[str, Any] = {"cache": cache, "end": numbers["end"], "window": window}
     output = head.forward_in_place(
         head.fuse(hidden),
         static.embed(numbers["tokens"]),

@@ -9,6 +9,7 @@ reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -55,12 +56,15 @@ class BorrowedHeadCache(HeadCache):
         self.passes.clear()
 
 
-class StaticHead:
+Head = TypeVar("Head", bound=DraftHead)
+
+
+class StaticHead(Generic[Head]):
     """The static form of one head, and the caches it runs over. What a pass does is the drafter's:
     ``draft(static, numbers, hidden, cache, window)`` returns packed candidates, int32.
     """
 
-    def __init__(self, head: DraftHead, embed: Callable[[Tensor], Tensor], capture: Capture):
+    def __init__(self, head: Head, embed: Callable[[Tensor], Tensor], capture: Capture) -> None:
         self.head, self._embed, self.capture = head, embed, capture
         self.pool: Pool[BorrowedHeadCache] = Pool(
             lambda rows: BorrowedHeadCache(self.pool, roomy_bucket(rows), head)
@@ -103,7 +107,7 @@ class StaticHead:
 class HeadPass:
     """One captured pass of ``rows`` committed rows at most."""
 
-    def __init__(self, static: StaticHead, rows: int, width: int) -> None:
+    def __init__(self, static: StaticHead[Any], rows: int, width: int) -> None:
         device = static.head.device
         sizes = {"tokens": rows, "places": rows, "positions": rows, "last": 1, "end": 1}
         self._capture, self._inputs = static.capture, Inputs(device, sizes)
@@ -111,7 +115,13 @@ class HeadPass:
         self._output: Tensor | None = None
         self._replay: Call | None = None
 
-    def run(self, hidden, tokens, cache: BorrowedHeadCache, draft) -> Tensor:
+    def run(
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        cache: BorrowedHeadCache,
+        draft: Callable[[dict[str, Tensor], Tensor], Tensor],
+    ) -> Tensor:
         count, length = len(tokens), cache.length
         host = self._inputs.host
         host["tokens"][:] = 0
@@ -127,7 +137,7 @@ class HeadPass:
         self._replay()
         return self._output.cpu()
 
-    def _forward(self, draft) -> None:
+    def _forward(self, draft: Callable[[dict[str, Tensor], Tensor], Tensor]) -> None:
         output = draft(self._inputs.device, self._hidden)
         if self._output is None:
             self._output = output

@@ -154,7 +154,10 @@ def sizes_from_tensors(
 
 
 def _settle_attention(
-    sized: dict[str, Any], query_width: int | None, key_width: int | None, settle
+    sized: dict[str, Any],
+    query_width: int | None,
+    key_width: int | None,
+    settle: Callable[..., None],
 ) -> None:
     """head_dim from the weights: published configs have said 80 where the weights have 128."""
     heads = sized.get("num_attention_heads")
@@ -180,8 +183,8 @@ def _settle_attention(
     settle("num_key_value_heads", key_width // head_dim)
 
 
-def require_fit(config: HeadConfig, target) -> None:
-    """The head must have been made for this target."""
+def require_fit(config: HeadConfig, target: Any) -> None:
+    """The head must have been made for this target, whose config it is."""
     mismatches = [
         f"{what}: the head expects {head_size}, the target has {target_size}"
         for what, head_size, target_size in (

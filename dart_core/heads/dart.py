@@ -27,7 +27,7 @@ class DartHead(DraftHead):
         slots = self.config.draft_length if slots is None else slots
         fused = self.fc(hidden)
         masks = layer.mask_rep.expand(slots, -1)  # used raw: neither half is normed
-        inputs = torch.cat((layer.double(embeddings, fused), masks))
+        inputs = torch.cat((layer.doubled(embeddings, fused), masks))
         residual = torch.cat((fused[-1:], masks[:, : self.config.hidden_size]))
         # Only the last real position and the masks go on; position i of these may see the i masks
         # before and itself.
@@ -59,7 +59,7 @@ class DartHead(DraftHead):
         slots, layer = self.config.draft_length, self.midlayer
         fused = self.fc(hidden)
         masks = layer.mask_rep.expand(slots, -1)
-        inputs = torch.cat((layer.double(embeddings, fused), masks))
+        inputs = torch.cat((layer.doubled(embeddings, fused), masks))
         residual = torch.cat((fused[last], masks[:, : self.config.hidden_size]))
         steps = torch.arange(slots + 1, device=end.device)
         behind = end + steps[:slots]

@@ -36,7 +36,7 @@ class Eagle3Head(DraftHead):
             tail = torch.full((count, count), -torch.inf, device=states.device).triu(1)[-rows:]
         start = cache.length
         attended = self.midlayer.self_attn(
-            self.midlayer.double(embeddings, states),
+            self.midlayer.doubled(embeddings, states),
             cache,
             start=start,
             position=slice(start, start + count),
@@ -65,7 +65,7 @@ class Eagle3Head(DraftHead):
         """
         position = cache.length + level - 1
         attended = self.midlayer.self_attn(
-            self.midlayer.double(embeddings, states),
+            self.midlayer.doubled(embeddings, states),
             cache,
             start=cache.length + used,
             position=slice(position, position + 1),
@@ -93,7 +93,7 @@ class Eagle3Head(DraftHead):
         the last real row. end: int64 [1], the committed length after them. window: cache rows read.
         """
         attended = self.midlayer.self_attn.in_place(
-            self.midlayer.double(embeddings, states),
+            self.midlayer.doubled(embeddings, states),
             cache,
             places=places,
             positions=positions,
@@ -118,7 +118,7 @@ class Eagle3Head(DraftHead):
         scratch = end + torch.arange(used + len(states), device=end.device)
         whole = visible_before(end.expand(len(states)), window).index_copy_(1, scratch, tail)
         attended = self.midlayer.self_attn.in_place(
-            self.midlayer.double(embeddings, states),
+            self.midlayer.doubled(embeddings, states),
             cache,
             places=scratch[used:],
             positions=end + (level - 1),

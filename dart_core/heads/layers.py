@@ -14,7 +14,7 @@ from dart_core.heads.config import HeadConfig
 
 
 def rope_table(
-    config: HeadConfig, rows: int, *, dtype: torch.dtype, device
+    config: HeadConfig, rows: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions 0 .. rows - 1, each [rows, head_dim / 2], computed in fp32.
 
@@ -93,7 +93,9 @@ class HeadCache:
     copying.
     """
 
-    def __init__(self, config: HeadConfig, rows: int, *, dtype: torch.dtype, device) -> None:
+    def __init__(
+        self, config: HeadConfig, rows: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         shape = (config.num_key_value_heads, rows, config.head_dim)
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
@@ -195,7 +197,7 @@ class MidLayer(nn.Module):
         if config.kind == "dart":
             self.mask_rep = nn.Parameter(torch.zeros(2 * size))
 
-    def double(self, embeddings: Tensor, states: Tensor) -> Tensor:
+    def doubled(self, embeddings: Tensor, states: Tensor) -> Tensor:
         """The attention input [..., 2H]: normed embedding first, normed hidden state second."""
         return torch.cat((self.input_layernorm(embeddings), self.hidden_norm(states)), dim=-1)
 
@@ -206,6 +208,9 @@ class MidLayer(nn.Module):
 
 class DraftHead(nn.Module):
     """What the heads have in common: fusing layer, mid layer, final norm, reduced vocabulary."""
+
+    d2t: Tensor | None
+    t2d: Tensor | None
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()

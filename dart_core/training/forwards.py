@@ -50,7 +50,7 @@ def dart_forward(
     table = rope_table(head.config, length + slots, dtype=torch.float32, device=device)
 
     fused = head.fc(hidden)
-    doubled = layer.double(embeddings, fused)
+    doubled = layer.doubled(embeddings, fused)
     places = torch.arange(length, device=device)
     keys = _turn(attention.split(attention.k_proj(doubled)), places, table)
     values = attention.split(attention.v_proj(doubled))
@@ -126,7 +126,7 @@ def eagle3_forward(
     length, device = hidden.shape[1], hidden.device
     table = rope_table(head.config, length + steps, dtype=torch.float32, device=device)
     fused = head.fuse(hidden)
-    doubled = layer.double(embeddings, fused)
+    doubled = layer.doubled(embeddings, fused)
     places = torch.arange(length, device=device)
     keys = _turn(attention.split(attention.k_proj(doubled)), places, table)
     values = attention.split(attention.v_proj(doubled))
@@ -139,7 +139,7 @@ def eagle3_forward(
     for step in range(steps):
         # Past the end of the sequence there is nothing to learn: any embedding will do.
         following = (anchors + step).clamp(max=length - 1)
-        inputs = layer.double(_take(embeddings, following), state)
+        inputs = layer.doubled(_take(embeddings, following), state)
         query = _turn(attention.split(attention.q_proj(inputs)), anchors + step, table)
         query = query.unflatten(1, (kv_heads, groups)) * head.config.head_dim**-0.5
         if step:  # at step 0 an anchor's own key is the prefix's last
