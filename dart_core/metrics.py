@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dart_core.step import Step
 
 # Shown in the page and the docs, so that no number stands without its meaning.
 DEFINITIONS: dict[str, str] = {
@@ -56,7 +60,7 @@ class Tally:
         self._accepted: Counter[int] = Counter()
         self._stages = dict.fromkeys(("draft", "search", "verify", "rest"), 0.0)
 
-    def add(self, step) -> None:
+    def add(self, step: Step) -> None:
         """Take the next ``Step``."""
         if step.kind == "prefill":
             self._prefills += 1

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from dart_core import ngram_twin
 from dart_core._native import Backend, choose_backend, native
 from dart_core.errors import ArenaError
 from dart_core.ngram_convert import DEFAULT_MEMORY_MIB, import_trie
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What an OSError says of a folder that nothing can be written to.
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EROFS}
@@ -32,7 +36,7 @@ class NgramModel:
     backend's own object, for the pruner.
     """
 
-    def __init__(self, trie, backend: Backend, path: Path) -> None:
+    def __init__(self, trie: Any, backend: Backend, path: Path) -> None:
         self._trie, self.backend, self.path = trie, backend, path
         self.order: int = trie.order
         self.vocab_size: int = trie.vocab_size
@@ -50,12 +54,14 @@ class NgramModel:
         return cls(trie, backend, Path(path))
 
     @property
-    def trie(self):
+    def trie(self) -> Any:
         if self._trie is None:
             raise ValueError(f"the n-gram {self.path} is closed")
         return self._trie
 
-    def query(self, context: Sequence[int], tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def query(
+        self, context: Sequence[int] | np.ndarray, tokens: Sequence[int] | np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Probability of each of ``tokens`` after ``context``, float32 [k], and the length of the
         context's suffix it comes from, int32 [k].
 
@@ -79,7 +85,7 @@ class NgramModel:
     def __enter__(self) -> NgramModel:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -228,7 +234,7 @@ def canonical_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def tokenizer_fingerprint(tokenizer) -> str:
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of a tokenizer's vocabulary: files made with one tokenizer say nothing to another."""
     pairs = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=True).encode()).hexdigest()

@@ -8,9 +8,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dart_core.errors import ArenaError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CHUNK_CHARACTERS = 1 << 16  # read at a time: what a pipe takes without waiting for its reader
 
@@ -34,7 +37,7 @@ def total_bytes(paths: Sequence[str]) -> int:
     return sum(Path(path).stat().st_size for path in paths)
 
 
-def vocabulary_of(folder: str | Path, tokenizer) -> int:
+def vocabulary_of(folder: str | Path, tokenizer: PreTrainedTokenizerBase) -> int:
     """Vocabulary size of the model in ``folder``, which can be larger than its tokenizer's: output
     rows are padded. The tokenizer's size where the folder has no model's config.
     """
@@ -113,12 +116,14 @@ class TextReader:
     in a moment wherever it is sent to.
     """
 
-    tokenizer: object
+    tokenizer: Any
     end: tuple[int, ...]
     vocab_size: int
 
     @classmethod
-    def of(cls, tokenizer, end: Sequence[int], vocab_size: int) -> TextReader:
+    def of(
+        cls, tokenizer: PreTrainedTokenizerBase, end: Sequence[int], vocab_size: int
+    ) -> TextReader:
         """A reader with the lightest form of a transformers tokenizer."""
         return cls(getattr(tokenizer, "backend_tokenizer", tokenizer), tuple(end), vocab_size)
 

@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 from dart_core.errors import ArenaError
 from dart_core.ngram import build_ngram, merge_ngrams
@@ -52,7 +54,11 @@ def count_files(
     ``log``: where lines of progress go (default: a bar on stderr).
     """
     output, total = Path(output), total_bytes(paths)
-    options = {"order": order, "vocab_size": reader.vocab_size, "fingerprint": fingerprint}
+    options: dict[str, Any] = {
+        "order": order,
+        "vocab_size": reader.vocab_size,
+        "fingerprint": fingerprint,
+    }
     bar = ProgressBar("counting", log=log)
     tokens, done = 0, 0
 
@@ -100,12 +106,13 @@ class _Pool:
         self,
         parts: Sequence[Path],
         reader: IdReader | TextReader,
-        options: dict,
+        options: dict[str, Any],
         counted: Callable[[Chunk, int], None],
-    ):
+    ) -> None:
         # Fresh interpreters: a fork would copy the locks of this process's threads.
         context = multiprocessing.get_context("spawn")
-        self.workers, self.counted = {}, counted
+        self.counted = counted
+        self.workers: dict[Connection, SpawnProcess] = {}
         self.given: dict[Connection, list[Chunk]] = {}  # not counted yet; without those that ended
         for part in parts:
             ours, theirs = context.Pipe()
@@ -134,8 +141,8 @@ class _Pool:
 
     def _answers(self) -> list[Connection]:
         """Wait for answers; returns the pipes that want a chunk more."""
-        free = []
-        for pipe in wait(list(self.given)):
+        free: list[Connection] = []
+        for pipe in cast(list[Connection], wait(list(self.given))):
             try:
                 answer = pipe.recv()
             except (EOFError, ConnectionResetError):
@@ -178,7 +185,7 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     late: list[int] = []
-    before = {
+    before: dict[signal.Signals, Any] = {
         number: signal.signal(number, lambda number, _: late.append(number))
         for number in (signal.SIGINT, signal.SIGTERM)
         if signal.getsignal(number) is not None
@@ -188,11 +195,13 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in late:
-            signal.raise_signal(number)
+        for missed in late:
+            signal.raise_signal(missed)
 
 
-def _work(pipe: Connection, part: Path, reader: IdReader | TextReader, options: dict) -> None:
+def _work(
+    pipe: Connection, part: Path, reader: IdReader | TextReader, options: dict[str, Any]
+) -> None:
     """A worker's life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -90,7 +90,8 @@ def read_trie(path: str | Path, vocab_size: int = 0) -> Nodes:
     data = Path(path).read_bytes()
     try:
         order, node_count = struct.unpack_from("<QQ", data)
-        nodes, paths, offset = Nodes(order, 0), [()], 16
+        nodes, offset = Nodes(order, 0), 16
+        paths: list[tuple[int, ...]] = [()]
         if not MIN_ORDER <= order <= MAX_ORDER or not 0 < node_count <= len(data) // 24:
             raise ArenaError(
                 f"{path} is not a usable .trie file: order {order}, {node_count} nodes"
@@ -175,7 +176,7 @@ def write(nodes: Nodes, path: str | Path) -> None:
             present[tokens], dense[tokens] = 1, counts
             put(depth, "present", present, "u1")
             put(depth, "count", dense, "<i4")
-            parents = [(token,) for token in range(nodes.vocab_size)]
+            parents: list[tuple[int, ...]] = [(token,) for token in range(nodes.vocab_size)]
         else:
             put(depth, "token", tokens, "<u4")
             put(depth, "count", counts, "<i4")
@@ -260,7 +261,9 @@ class TwinTrie:
             row = begin + at
         return None
 
-    def query(self, context: Sequence[int], tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def query(
+        self, context: Sequence[int] | np.ndarray, tokens: Sequence[int] | np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """See ``NgramModel.query``."""
         wanted = np.asarray(tokens, dtype=np.int64)
         probabilities = np.zeros(len(wanted), dtype=np.float32)

@@ -71,7 +71,7 @@ def read_prompt_file(path: str | Path, limit: int | None = None) -> list[Prompt]
         raise ArenaError(f"prompt file {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ArenaError(f"prompt file {path} is not UTF-8 text: {error}") from error
-    prompts = []
+    prompts: list[Prompt] = []
     for number, line in enumerate(lines, 1):
         if limit is not None and len(prompts) == limit:
             break

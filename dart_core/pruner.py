@@ -6,7 +6,8 @@ were scored are the tree. The hot part is C++ (cpp/tree_pruner.h states the rule
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class TreePruner:
         self.levels = levels
         self._context = max(1, ngram.order - 1) if ngram is not None else 1
         implementation = native().TreePruner if self.backend == "native" else TwinPruner
-        self._search = implementation(
+        self._search: Callable[..., Any] = implementation(
             ngram.trie if ngram is not None else None,
             levels=levels,
             beam=beam,
@@ -97,24 +98,32 @@ class TreePruner:
             )
         levels, width = tokens.shape
         if counts is None:
-            counts = np.full(levels, width, dtype=np.int32)
+            kept = np.full(levels, width, dtype=np.int32)
         else:
-            counts = np.asarray(counts, dtype=np.int32)
-            if counts.shape != (levels,) or (counts < 0).any() or (counts > width).any():
-                raise ArenaError(f"counts must be {levels} numbers from 0 to {width}: {counts}")
+            kept = np.asarray(counts, dtype=np.int32)
+            if kept.shape != (levels,) or (kept < 0).any() or (kept > width).any():
+                raise ArenaError(f"counts must be {levels} numbers from 0 to {width}: {kept}")
         if budget < 0:
             raise ArenaError(f"budget {budget} is negative")
         tail = np.asarray(context[-self._context :], dtype=np.int64)
         if len(tail) == 0 or tail[-1] != root:
             raise ArenaError(f"the context must end with the root {root}, it ends {tail.tolist()}")
         if self.backend == "twin":
-            tree, pool = self._search(tokens, probabilities, counts, tail, budget)
+            tree, pool = self._search(tokens, probabilities, kept, tail, budget)
             return tree, pool if candidates else None
-        return self._native(tokens, probabilities, counts, tail, budget, candidates)
+        return self._native(tokens, probabilities, kept, tail, budget, candidates)
 
-    def _native(self, tokens, probabilities, counts, tail, budget, candidates):
+    def _native(
+        self,
+        tokens: np.ndarray,
+        probabilities: np.ndarray,
+        counts: np.ndarray,
+        tail: np.ndarray,
+        budget: int,
+        candidates: bool,
+    ) -> tuple[DraftTree, Candidates | None]:
         size = budget + 1
-        arrays = (
+        arrays: tuple[np.ndarray, ...] = (
             np.empty(size, dtype=np.int64),
             np.empty(size, dtype=np.int32),
             np.empty(size, dtype=np.float32),

@@ -53,8 +53,11 @@ class TwinPruner:
     ) -> tuple[DraftTree, Candidates]:
         """The tree and the whole pool. Arguments as the native search takes them."""
         # The pool, by place: level, then rank, then parent.
-        pool_tokens, pool_parents, pool_scores = [], [], []
-        pool_probabilities, pool_ngram = [], []
+        pool_tokens: list[int] = []
+        pool_parents: list[int] = []
+        pool_scores: list[float] = []  # float32 values, as the two that follow
+        pool_probabilities: list[float] = []
+        pool_ngram: list[float] = []
         beam = [-1]  # places; -1 is the root
         paths = {-1: [int(token) for token in context]}
         for level in range(len(tokens)):
@@ -69,7 +72,7 @@ class TwinPruner:
                 for slot, place in enumerate(beam):
                     ngram[:, slot] = self.trie.query(paths[place], row)[0]
                 terms = terms + _log_terms(ngram) * self.ngram_weight
-            above = [np.float32(0) if p < 0 else pool_scores[p] for p in beam]
+            above = [0.0 if p < 0 else pool_scores[p] for p in beam]
             scores = np.array(above, dtype=np.float32) + self.level_weights[level] * terms
 
             pool_tokens += np.repeat(row, len(beam)).tolist()

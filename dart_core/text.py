@@ -11,8 +11,12 @@ import codecs
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from dart_core.errors import ArenaError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ROLES = ("system", "user", "assistant")
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no (or not yet a) character
@@ -61,7 +65,7 @@ def check_messages(messages: object) -> list[dict[str, str]]:
 
 
 def chat_prompt_ids(
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, str]],
     *,
     system_prompt: str | None = None,
@@ -98,7 +102,7 @@ def chat_prompt_ids(
     return [int(token) for token in ids]
 
 
-def raw_prompt_ids(tokenizer, text: str) -> list[int]:
+def raw_prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a text as it stands: special tokens written in it count, none are added around it."""
     _check_text(text, "the prompt")
     return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
@@ -107,7 +111,7 @@ def raw_prompt_ids(tokenizer, text: str) -> list[int]:
 # Ids to text --------------------------------------------------------------------------------------
 
 
-def full_decode(tokenizer, ids: Sequence[int]) -> str:
+def full_decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """The one-shot decode that every stream must join to."""
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -122,7 +126,7 @@ def _byte_of_character() -> dict[str, int]:
     return table
 
 
-def _skipped_ids(tokenizer) -> frozenset[int]:
+def _skipped_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The ids a decode with skip_special_tokens leaves out."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -131,7 +135,7 @@ def _skipped_ids(tokenizer) -> frozenset[int]:
     return frozenset(token for token, entry in added.items() if entry.special)
 
 
-def _is_byte_level(tokenizer) -> bool:
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = getattr(backend, "decoder", None)
     if decoder is None:
@@ -149,7 +153,7 @@ class IncrementalDetokenizer:
     until it ends, because the tokenizer itself judges such a run as a whole.
     """
 
-    def __init__(self, tokenizer, skip_special_tokens: bool = True):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._skipped = _skipped_ids(tokenizer) if skip_special_tokens else frozenset()
@@ -238,7 +242,9 @@ class TextStream:
     special token of the tokenizer stops at that token.
     """
 
-    def __init__(self, tokenizer, stops: Iterable[str] = (), include: bool = False):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stops: Iterable[str] = (), include: bool = False
+    ):
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._stops = check_stops(stops)
         self._include = include
@@ -312,7 +318,7 @@ class TextStream:
 class StopChecker:
     """For the decoding loop: ``push(token)`` is true once a token has completed a stop string."""
 
-    def __init__(self, tokenizer, stops: Iterable[str]):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Iterable[str]):
         self._stream = TextStream(tokenizer, stops)
 
     def push(self, token: int) -> bool:
@@ -331,7 +337,10 @@ def check_stops(stops: Iterable[str]) -> tuple[str, ...]:
 
 
 def answer_text(
-    tokenizer, ids: Iterable[int], stops: Iterable[str] = (), include: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Iterable[int],
+    stops: Iterable[str] = (),
+    include: bool = False,
 ) -> str:
     """The text of a whole answer, by the same rules as the stream."""
     stream = TextStream(tokenizer, stops, include)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,14 @@ class DraftTree:
         return cls.of([token], [-1])
 
     @classmethod
-    def of(cls, tokens, parents, scores=None, probabilities=None, ngram=None) -> DraftTree:
+    def of(
+        cls,
+        tokens: ArrayLike,
+        parents: ArrayLike,
+        scores: ArrayLike | None = None,
+        probabilities: ArrayLike | None = None,
+        ngram: ArrayLike | None = None,
+    ) -> DraftTree:
         """Build a tree from array-likes, with neutral values for what is not given. Raises
         ValueError if malformed.
         """
@@ -76,7 +84,7 @@ class DraftTree:
                 "a draft tree lists parents before children; a node here names a later or no parent"
             )
 
-        def filled(values, neutral: float) -> np.ndarray:
+        def filled(values: ArrayLike | None, neutral: float) -> np.ndarray:
             if values is None:
                 values = np.full(count, neutral, dtype=np.float32)
             return np.ascontiguousarray(values, dtype=np.float32)
