@@ -7,6 +7,7 @@ package itself loads nothing.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 _HOMES = {
     "DartModel": "dart_core.api",
@@ -19,7 +20,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -8,12 +8,12 @@ What every generating function here takes beside its prompt is said at ``run_set
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +32,9 @@ from dart_core.sampling import SamplingParams
 from dart_core.step import Step
 from dart_core.target import Target, parse_device
 from dart_core.text import TextStream, raw_prompt_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -247,19 +250,19 @@ class DartModel:
         return self
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.engine.tokenizer
 
-    def get_tokenizer(self):
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.engine.tokenizer
 
     @property
-    def base_model(self):
+    def base_model(self) -> PreTrainedModel:
         """The target: a transformers model."""
         return self.engine.target.model
 
     @property
-    def config(self):
+    def config(self) -> PreTrainedConfig:
         return self.engine.target.model.config
 
     @property
@@ -282,7 +285,7 @@ class DartModel:
         max_new_token_num: int = 512,
         max_length: int = 2048,
         remain_total: int = 60,
-        **options,
+        **options: Any,
     ) -> torch.Tensor:
         """DART's answer to ``input_ids`` [1, n], on their device: int64 [1, n + new].
 
@@ -293,27 +296,29 @@ class DartModel:
         )
         return self._answer("dart", input_ids, settings)
 
-    def eagle3_generate(self, input_ids: torch.Tensor, *args, **options) -> torch.Tensor:
+    def eagle3_generate(self, input_ids: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         """As ``dart_generate``, with the EAGLE3 head."""
         return self._answer("eagle3", input_ids, run_settings(*args, **options))
 
-    def ar_generate(self, input_ids: torch.Tensor, *args, **options) -> torch.Tensor:
+    def ar_generate(self, input_ids: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         """As ``dart_generate``, by plain decoding."""
         return self._answer("ar", input_ids, run_settings(*args, **options))
 
-    def _dart_generate(self, input_ids: torch.Tensor, *args, **options) -> Iterator[dict]:
+    def _dart_generate(self, input_ids: torch.Tensor, *args: Any, **options: Any) -> Iterator[dict]:
         """``dart_generate`` step by step: {"id": int64 [n] on the prompt's device, the ids that the
         step emitted, "accept_length": n}. The first step, the prefill, emits one.
         """
         return self._steps("dart", input_ids, run_settings(*args, **options))
 
-    def _eagle3_generate(self, input_ids: torch.Tensor, *args, **options) -> Iterator[dict]:
+    def _eagle3_generate(
+        self, input_ids: torch.Tensor, *args: Any, **options: Any
+    ) -> Iterator[dict]:
         return self._steps("eagle3", input_ids, run_settings(*args, **options))
 
-    def _ar_generate(self, input_ids: torch.Tensor, *args, **options) -> Iterator[dict]:
+    def _ar_generate(self, input_ids: torch.Tensor, *args: Any, **options: Any) -> Iterator[dict]:
         return self._steps("ar", input_ids, run_settings(*args, **options))
 
-    def _steps(self, engine: str, input_ids, settings: GenerationSettings) -> Iterator[dict]:
+    def _steps(self, engine: str, input_ids: Any, settings: GenerationSettings) -> Iterator[dict]:
         device = getattr(input_ids, "device", self.device)
         source = self.engine.stream(prompt_row(input_ids), engine, settings)
 
@@ -325,7 +330,7 @@ class DartModel:
 
         return steps()
 
-    def _answer(self, engine: str, input_ids, settings: GenerationSettings) -> torch.Tensor:
+    def _answer(self, engine: str, input_ids: Any, settings: GenerationSettings) -> torch.Tensor:
         prompt = prompt_row(input_ids)
         run = self.engine.generate(prompt, engine, settings)
         device = getattr(input_ids, "device", self.device)
@@ -360,7 +365,7 @@ class Chunk:
     step: Step = field(repr=False)
 
 
-def dart_generate(model: DartModel, prompt: str | None = None, **options) -> Output:
+def dart_generate(model: DartModel, prompt: str | None = None, **options: Any) -> Output:
     """DART's answer to ``prompt``, a text ready for the model (as ``template.format`` makes it), or
     to ``messages=``, a conversation for the model's own chat template.
 
@@ -369,12 +374,12 @@ def dart_generate(model: DartModel, prompt: str | None = None, **options) -> Out
     return _generate("dart", model, prompt, **options)
 
 
-def eagle3_generate(model: DartModel, prompt: str | None = None, **options) -> Output:
+def eagle3_generate(model: DartModel, prompt: str | None = None, **options: Any) -> Output:
     """As ``dart_generate``, with the EAGLE3 head."""
     return _generate("eagle3", model, prompt, **options)
 
 
-def ar_generate(model: DartModel, prompt: str | None = None, **options) -> Output:
+def ar_generate(model: DartModel, prompt: str | None = None, **options: Any) -> Output:
     """As ``dart_generate``, by plain decoding."""
     return _generate("ar", model, prompt, **options)
 
@@ -386,8 +391,8 @@ def stream(
     engine: str = "dart",
     messages: Sequence[Mapping[str, str]] | None = None,
     enable_thinking: bool = False,
-    **options,
-) -> Iterator[Chunk]:
+    **options: Any,
+) -> Generator[Chunk, None, None]:
     """The answer of any engine, step by step, as it comes. What is wrong with the prompt or the
     options is raised at once; closing the iterator frees what the run holds.
     """
@@ -395,7 +400,7 @@ def stream(
     ids = _prompt_ids(model, prompt, messages, enable_thinking)
     source = model.engine.stream(ids, engine, settings)
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Generator[Chunk, None, None]:
         text = TextStream(model.tokenizer, settings.stop)
         with closing(source):
             for step in source:
@@ -414,7 +419,7 @@ def _generate(
     *,
     messages: Sequence[Mapping[str, str]] | None = None,
     enable_thinking: bool = False,
-    **options,
+    **options: Any,
 ) -> Output:
     settings = run_settings(**options)
     ids = _prompt_ids(model, prompt, messages, enable_thinking)
@@ -457,7 +462,7 @@ def prompt_row(input_ids: Any) -> list[int]:
     return list(rows)
 
 
-def _prompt_ids(model: DartModel, prompt, messages, enable_thinking: bool) -> list[int]:
+def _prompt_ids(model: DartModel, prompt: Any, messages: Any, enable_thinking: bool) -> list[int]:
     if (prompt is None) == (messages is None):
         raise ArenaError("give either prompt, a text, or messages, a conversation")
     if messages is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,9 @@ from dart_core.sampling import SamplingParams
 from dart_core.step import Step
 from dart_core.target import Target
 from dart_core.verify_cost import VerifyCost, measure_verify
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +87,10 @@ class Engine:
     def __init__(
         self,
         target: Target,
-        tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         drafters: Mapping[str, Drafter] | None = None,
         facts: Mapping[str, Any] | None = None,
-    ):
+    ) -> None:
         self.target = target
         self.tokenizer = tokenizer
         self.drafters: dict[str, Drafter] = {"ar": AutoregressiveDrafter(), **(drafters or {})}
@@ -217,7 +220,7 @@ class Engine:
         prompt_ids: Sequence[int],
         engine: str = "dart",
         settings: GenerationSettings = GenerationSettings(),
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         """Run one engine on a prompt, a Step at a time; closing the generator frees its caches.
 
         Raises ArenaError at once for an unknown engine or n-gram, a prompt that does not fit, a
@@ -270,7 +273,7 @@ class Engine:
         self._latest_sizes[name] = sizes
         return sizes
 
-    def _guarded(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def _guarded(self, steps: Iterator[Step]) -> Generator[Step, None, None]:
         with memory_told("generating", self.target.device, SHORTER):
             yield from steps
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from dart_core.errors import ArenaError
 from dart_core.hub import WORTH_TELLING, Listing, Progress
@@ -75,7 +77,9 @@ def cache_folder() -> Path:
     return Path(chosen or "~/.cache/modelscope").expanduser()
 
 
-def _cached_first(download: Callable[..., str], repository: str, options: dict, *, offline: bool):
+def _cached_first(
+    download: Callable[..., str], repository: str, options: dict[str, Any], *, offline: bool
+) -> str:
     """What ModelScope has, or where it does not answer what the cache has."""
     if offline:
         try:
@@ -90,7 +94,7 @@ def _revision(remote: Remote) -> dict[str, str]:
     return {"revision": remote.revision} if remote.revision else {}
 
 
-def _client():
+def _client() -> ModuleType:
     try:
         import modelscope
     except ImportError:
@@ -101,7 +105,7 @@ def _client():
 
 
 @contextmanager
-def _told(remote: Remote, kind: str):
+def _told(remote: Remote, kind: str) -> Iterator[None]:
     tried = f"{kind} {remote.id!r}: no local folder of that name, and the ModelScope repository"
     tried += f" at revision {remote.revision!r}" if remote.revision else ""
     try:

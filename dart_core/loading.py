@@ -12,7 +12,7 @@ import torch
 from dart_core import weights
 from dart_core.advice import loading_notices
 from dart_core.capture import require_one_gpu
-from dart_core.drafters import NGRAM_OFF, Drafter
+from dart_core.drafters import NGRAM_OFF
 from dart_core.drafters.dart import DartDrafter
 from dart_core.drafters.eagle3 import Eagle3Drafter
 from dart_core.errors import ArenaError
@@ -36,10 +36,10 @@ from dart_core.target import Target, default_device, parse_device
 from dart_core.trio import FLAGS, WORDS, Trio, choose_trio, preset_by_sizes, require_partner
 
 ENGINES = ("ar", "dart", "eagle3")
-LOADERS = {"dart": load_dart_head, "eagle3": load_eagle3_head}
+LOADERS: dict[str, Callable[..., Any]] = {"dart": load_dart_head, "eagle3": load_eagle3_head}
 
 Progress = Callable[[str], None]
-Loaded = tuple[Target, Any, dict[str, Drafter], dict[str, Any]]
+Loaded = tuple[Target, Any, dict[str, DartDrafter | Eagle3Drafter], dict[str, Any]]
 
 
 def load_models(
@@ -60,8 +60,8 @@ def load_models(
     progress: Progress,
 ) -> Loaded:
     """The target, its tokenizer, its drafters and what they are; see ``Engine.load``."""
-    given = {"target": target, "dart": dart, "eagle3": eagle3, "ngram": ngram}
-    given = {role: str(value) for role, value in given.items() if value is not None}
+    parts_given = {"target": target, "dart": dart, "eagle3": eagle3, "ngram": ngram}
+    given = {role: str(value) for role, value in parts_given.items() if value is not None}
     unknown = set(engines or ()) - set(ENGINES)
     if unknown:
         raise ArenaError(f"unknown engine {min(unknown)!r}; known engines: {', '.join(ENGINES)}")
@@ -118,7 +118,7 @@ def load_models(
         )
     base = get_preset(preset) if isinstance(preset, str) else preset
     facts: dict[str, Any] = {"target": trio.target, "preset": base.name if base else None}
-    drafters: dict[str, Drafter] = {}
+    drafters: dict[str, DartDrafter | Eagle3Drafter] = {}
     for name in heads:
         options = {"rope_theta": rope_theta} if name == "eagle3" else {}
         with memory_told(f"loading the {WORDS[name]} {heads[name]}", loaded.head_device):
@@ -196,7 +196,7 @@ def _config(reference: str, role: str, progress: Progress) -> dict[str, Any]:
     """``config.json`` of a reference, fetched alone; empty where only loading can tell more."""
     if reference == DEMO_TARGET:
         return {}
-    kind = "target" if role == "target" else "head"
+    kind: weights.Kind = "target" if role == "target" else "head"
     weights.local_path(reference) or weights.remote_of(reference, kind)
     try:
         return weights.read_config(weights.resolve(reference, kind="config", progress=progress))
@@ -231,7 +231,7 @@ def _ngram_names(trio: Trio) -> Preset:
     return trio.preset or get_preset(DEFAULT_PRESET)  # all published trios have the same names
 
 
-def _load_target(folder: Path, reference: str, say: Progress, **options) -> tuple[Any, Target]:
+def _load_target(folder: Path, reference: str, say: Progress, **options: Any) -> tuple[Any, Target]:
     started = time.perf_counter()
     tokenizer = weights.load_tokenizer(folder)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -259,7 +259,15 @@ def _require_placed(target: Target, reference: str) -> None:
         )
 
 
-def _load_head(name: str, folder: Path, reference: str, target: Target, options, say: Progress):
+def _load_head(
+    name: str,
+    folder: Path,
+    reference: str,
+    target: Target,
+    options: dict[str, Any],
+    say: Progress,
+) -> Any:
+    """A DartHead or an Eagle3Head, as ``name`` says."""
     started = time.perf_counter()
     head = LOADERS[name](
         folder,
