@@ -21,6 +21,7 @@ from dart_core.bench_variants import HeadDrafter, Variant, drafted_taps, replays
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.metrics import Tally
 from dart_core.prompts import Prompt
+from dart_core.step import Step
 from dart_core.text import answer_text, raw_prompt_ids
 from dart_core.training.replay import Passage
 
@@ -158,7 +159,7 @@ class Bench:
 
     def _time_prompt(self, result: Result, order: Sequence[str]) -> None:
         found = {name: Timed() for name in self.names}
-        steps = {name: [] for name in self.names}
+        steps: dict[str, list[Step]] = {name: [] for name in self.names}
         for prompt_ids, answer in result.texts:
             runs = {name: self.engine.generate(prompt_ids, name, self.settings) for name in order}
             plain = runs["ar"]

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import Cache
 
 from dart_core.bench_floors import Log, in_rounds, some_tokens, some_tree
 from dart_core.bench_stock import StockTarget
-from dart_core.drafters import DraftSettings
+from dart_core.bench_variants import HeadDrafter
+from dart_core.drafters import Drafter, DraftRun, DraftSettings
 from dart_core.engine import Engine
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -92,8 +94,10 @@ class _Probe:
         rounds: int,
     ) -> None:
         target = engine.target
-        self.length, self.works = length, {}
-        self.runs, self.stock_cache = [], None
+        self.length = length
+        self.works: dict[str, Callable[[], Any]] = {}
+        self.runs: list[DraftRun] = []
+        self.stock_cache: Any = None
         tokens = some_tokens(target, length + 1)
         drafters = {name: each for name, each in engine.drafters.items() if name != "ar"}
         taps = tuple(sorted({tap for each in drafters.values() for tap in each.taps}))
@@ -114,7 +118,14 @@ class _Probe:
             self.works["stock step"] = lambda: self._stock_step(stock, some[:1])
             self.works[f"stock {TREE_NODES}"] = lambda: self._stock_step(stock, some)
 
-    def _drafting(self, drafter, hidden, tokens, draft, rounds) -> Callable[[], None]:
+    def _drafting(
+        self,
+        drafter: Drafter,
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        draft: DraftSettings,
+        rounds: int,
+    ) -> Callable[[], None]:
         with torch.inference_mode():
             capacity = self.length + rounds + 2
             run = drafter.begin(tokens[: self.length], capacity, draft, frozenset())
@@ -150,11 +161,11 @@ class _Probe:
 def _head_bytes_per_token(engine: Engine) -> dict[str, float]:
     found = {}
     for name, drafter in engine.drafters.items():
-        if name != "ar":
+        if isinstance(drafter, HeadDrafter):
             cache = drafter.head.new_cache(1)
             found[name] = float(cache.keys.nbytes + cache.values.nbytes)
     return found
 
 
-def _cache_bytes(cache) -> int:
+def _cache_bytes(cache: Cache) -> int:
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)

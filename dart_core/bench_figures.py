@@ -91,7 +91,8 @@ def ratio(sets: Sequence[Sequence[tuple[float, float]]], seed: int = 0) -> Estim
     Prompts whose second number is 0 do not count; None where none is left. The same prompts draw
     the same resamples, whatever the numbers.
     """
-    values, resampled = [], []
+    values: list[float] = []
+    resampled: list[np.ndarray] = []
     for index, pairs in enumerate(sets):
         numbers = np.array([pair for pair in pairs if pair[1]], dtype=np.float64)
         if len(numbers) == 0:

@@ -8,15 +8,18 @@ rounds, one of each kind after the other, and told as medians over the rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
+from dart_core.bench_variants import HeadDrafter
 from dart_core.cache import free_memory
 from dart_core.drafters import DraftSettings
 from dart_core.engine import Engine
+from dart_core.heads.layers import DraftHead
 from dart_core.target import Target
 from dart_core.tree import DraftTree
 
@@ -85,7 +88,10 @@ def memory_bandwidth(device: torch.device, rounds: int) -> dict[str, Any]:
     rows = max(1, size // (4 * width))
     buffer = torch.ones(rows, width, device=device)
     vector = torch.ones(width, device=device)
-    ways = {"sum": buffer.sum, "matrix times vector": lambda: buffer @ vector}
+    ways: dict[str, Callable[[], Any]] = {
+        "sum": buffer.sum,
+        "matrix times vector": lambda: buffer @ vector,
+    }
     seconds = in_rounds(ways, device, rounds)
     way = min(seconds, key=lambda name: seconds[name]["median"])
     size = 4 * rows * width
@@ -127,7 +133,7 @@ def row_flops(target: Target, context: int) -> float:
     return 2 * step_bytes(target) / target.dtype.itemsize + attention
 
 
-def head_bytes(head) -> dict[str, int]:
+def head_bytes(head: DraftHead) -> dict[str, int]:
     """Bytes of a draft head's weights: all that the first pass reads ("first"), and what every
     further pass of an EAGLE3 head reads ("further"): all but the fusing layer.
     """
@@ -160,10 +166,7 @@ def measure_floors(
         target.prefill(tokens[:context], cache)
         trees = {count: some_tree(target, count) for count in rows}
         measured = in_rounds(
-            {
-                count: (lambda tree=tree: target.verify(tree, cache))
-                for count, tree in trees.items()
-            },
+            {count: partial(target.verify, tree, cache) for count, tree in trees.items()},
             target.device,
             rounds,
             log,
@@ -211,7 +214,7 @@ def _draft_floors(engine: Engine, draft: DraftSettings, bandwidth: float) -> dic
     """Of each head: passes a step, and the seconds of reading its weights as often."""
     found = {}
     for name, drafter in engine.drafters.items():
-        if name == "ar":
+        if not isinstance(drafter, HeadDrafter):
             continue
         size, passes = head_bytes(drafter.head), 1
         if name == "eagle3":  # a tree of few nodes has few levels

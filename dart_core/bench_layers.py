@@ -68,12 +68,12 @@ def _watched(target: Target) -> Iterator[defaultdict[str, float]]:
     own: defaultdict[str, float] = defaultdict(float)
     running: list[list[float]] = []  # when each module began, and what those in it took
 
-    def begin(_module, _args) -> None:
+    def begin(_module: torch.nn.Module, _args: Any) -> None:
         wait_for(target.device)
         running.append([perf_counter(), 0.0])
 
     def end(kind: str) -> Callable[..., None]:
-        def hook(_module, _args, _output) -> None:
+        def hook(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
             wait_for(target.device)
             started, inside = running.pop()
             seconds = perf_counter() - started

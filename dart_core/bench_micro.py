@@ -110,7 +110,9 @@ def _open_cold(path: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def _first_token(engine: Engine, prompt: list[int], name: str, settings) -> float:
+def _first_token(
+    engine: Engine, prompt: list[int], name: str, settings: GenerationSettings
+) -> float:
     """Seconds from the call to the first token, caches made on the way."""
     started = perf_counter()
     with closing(engine.stream(prompt, name, settings)) as steps:
@@ -153,7 +155,7 @@ def measure_pruner(
 
 def _searches(name: str, path: Path, calls: int, inputs: int) -> dict[str, Any]:
     with NgramModel.open(path) as model:
-        backends = ("native", "twin") if model.backend == "native" else ("twin",)
+        backends: list[Backend] = ["native", "twin"] if model.backend == "native" else ["twin"]
         given = list(_search_inputs(model, inputs))
         nodes = sum(model.entries) + 1
     pruners = {each: _pruner(path, each) for each in backends}

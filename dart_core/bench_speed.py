@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from dart_core.bench import WARM_UP_TOKENS, Pace, in_rotation, in_turns
 from dart_core.bench_stock import LOOKUP_TOKENS, StockTarget
@@ -213,7 +214,12 @@ class SpeedBench:
                     + ", ".join(f"{n} {result.samples[n][-1].rate or 0:.1f}" for n in names)
                 )
 
-    def _turns(self, prompt: Prompt, chat_ids, raw_ids) -> list[list[int]]:
+    def _turns(
+        self,
+        prompt: Prompt,
+        chat_ids: Callable[[list[dict[str, str]]], list[int]],
+        raw_ids: Callable[[str], list[int]] | None,
+    ) -> list[list[int]]:
         """The ids each turn begins with: what comes before is plain decoding's answers.
 
         Raises ArenaError for a prompt that does not fit: before anything is measured.
@@ -276,19 +282,19 @@ class SpeedBench:
         prompt_ids: list[int],
         settings: GenerationSettings,
         sample: Sample | None = None,
-    ):
+    ) -> Any:
         """One run, a ``Generation`` or a ``StockRun``; its figures are added to ``sample``."""
         sample = Sample() if sample is None else sample
         if contestant.engine is None:
             limit = token_budget(len(prompt_ids), settings.max_new_tokens, settings.max_length)
-            run = self.stock.generate(
+            stock = self.stock.generate(
                 prompt_ids, max_new_tokens=limit, eos_token_ids=self._eos, lookup=contestant.lookup
             )
-            sample.tokens += len(run.tokens) - run.first
-            sample.steps += run.steps
-            sample.seconds += run.seconds
-            sample.first_seconds.append(run.first_seconds)
-            return run
+            sample.tokens += len(stock.tokens) - stock.first
+            sample.steps += stock.steps
+            sample.seconds += stock.seconds
+            sample.first_seconds.append(stock.first_seconds)
+            return stock
         settings = replace(settings, draft=contestant.draft)
         run = self.engine.generate(prompt_ids, contestant.engine, settings)
         sample.tokens += sum(len(step.tokens) for step in run.steps[1:])

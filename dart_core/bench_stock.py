@@ -6,13 +6,13 @@ default attention, transformers' own cache. Nothing of it is tuned or hindered h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from dart_core.engine import Engine
@@ -40,14 +40,14 @@ class StockRun:
 class StockTarget:
     """A stock copy of an engine's target, in its dtype and on its devices."""
 
-    def __init__(self, model) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval().requires_grad_(False)
         # A model's own sampling temperature or penalties would not be greedy decoding.
         self.model.generation_config = GenerationConfig()
         self.device = model.get_input_embeddings().weight.device
 
     @classmethod
-    def of(cls, engine: Engine, progress=print) -> StockTarget:
+    def of(cls, engine: Engine, progress: Callable[[str], None] = print) -> StockTarget:
         """Load the weights of ``engine.target`` again. Raises ArenaError where they do not fit."""
         target, reference = engine.target, engine.facts["target"]
         folder = resolve(reference, kind="target", progress=progress)
@@ -96,7 +96,9 @@ class StockTarget:
         return output.logits[0]
 
 
-def load_stock(folder: str | Path, dtype: torch.dtype, *, device_map: str | None = None):
+def load_stock(
+    folder: str | Path, dtype: torch.dtype, *, device_map: str | None = None
+) -> PreTrainedModel:
     """The model in ``folder``, on the CPU unless ``device_map`` says otherwise."""
     with readable(folder, "target"):
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, device_map=device_map)

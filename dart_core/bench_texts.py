@@ -59,7 +59,9 @@ class _Recorder:
         self.taps = taps
         self.hidden: list[Tensor] = []
 
-    def begin(self, prompt: Tensor, capacity: int, settings: DraftSettings, eos: frozenset[int]):
+    def begin(
+        self, prompt: Tensor, capacity: int, settings: DraftSettings, eos: frozenset[int]
+    ) -> _Recorder:
         self.hidden = []
         return self
 
@@ -88,11 +90,8 @@ def target_fingerprint(engine: Engine) -> str:
     """A hash of config and of some numbers of every weight: another target, another hash."""
     digest = hashlib.sha256(engine.target.config.to_json_string().encode())
     for module in engine.target.model.modules():
-        if isinstance(module, PackedLinear):
-            weights = [module.unpacked()]
-        else:
-            weights = module.parameters(recurse=False)
-        for weight in weights:
+        packed = isinstance(module, PackedLinear)
+        for weight in [module.unpacked()] if packed else module.parameters(recurse=False):
             flat = weight.detach().flatten()
             some = flat[:: max(1, len(flat) // SAMPLES)]
             digest.update(some.float().cpu().numpy().tobytes())

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from dart_core.drafters import NGRAM_OFF, DraftSettings, Proposal
+from dart_core.drafters import NGRAM_OFF, Drafter, DraftRun, DraftSettings, Proposal
 from dart_core.drafters.dart import DartDrafter, draft_levels
 from dart_core.drafters.eagle3 import Eagle3Drafter
 from dart_core.drafters.lookup import with_lookup
@@ -98,7 +100,7 @@ def _of_eagle3(engine: str, settings: DraftSettings, *, ablate: bool) -> Iterato
     ):
         for value in values:
             if value != getattr(settings, field):
-                changed = replace(settings, **{field: value})
+                changed = replace(settings, **dict[str, Any]({field: value}))
                 yield Variant(f"{engine}, {name} {value}", engine, changed, ablation=True)
 
 
@@ -124,7 +126,7 @@ def replays(
     levels = _Levels(drafter, passage) if isinstance(drafter, DartDrafter) else None
     found = {}
     for variant in chosen:
-        replayed = drafter if levels is None else _Search(drafter, variant, levels)
+        replayed: Drafter = drafter if levels is None else _Search(levels, variant)
         for budget in budgets:
             settings = replace(variant.settings, tree_budget=budget)
             found[variant.name, budget] = replay(replayed, passage, settings, eos)
@@ -135,7 +137,7 @@ class _Levels:
     """What a DART head drafts after each position of a text: drafted when first asked for, kept."""
 
     def __init__(self, drafter: DartDrafter, passage: Passage) -> None:
-        self.head, self.passage = drafter.head, passage
+        self.drafter, self.head, self.passage = drafter, drafter.head, passage
         self.observed = Observed(drafter.head, drafter.embed)
         self.cache = self.head.new_cache(len(passage.tokens) + self.head.config.draft_length)
         self.drafted: list[tuple[np.ndarray, np.ndarray]] = []
@@ -156,11 +158,13 @@ class _Search:
 
     name = "dart"
 
-    def __init__(self, drafter: DartDrafter, variant: Variant, levels: _Levels) -> None:
-        self.drafter, self.variant, self.levels = drafter, variant, levels
-        self.taps = drafter.taps
+    def __init__(self, levels: _Levels, variant: Variant) -> None:
+        self.drafter, self.variant, self.levels = levels.drafter, variant, levels
+        self.taps = self.drafter.taps
 
-    def begin(self, prompt, capacity: int, settings: DraftSettings, eos: frozenset[int]):
+    def begin(
+        self, prompt: Tensor, capacity: int, settings: DraftSettings, eos: frozenset[int]
+    ) -> DraftRun:
         return with_lookup(_SearchRun(self, settings, eos), prompt, settings)
 
 
@@ -181,7 +185,7 @@ class _SearchRun:
         )
         self.committed = 1  # observe brings the prompt's other tokens
 
-    def observe(self, hidden, tokens) -> None:
+    def observe(self, hidden: Tensor | None, tokens: Tensor) -> None:
         self.committed += len(tokens)
 
     def propose(self, limit: int | None = None) -> Proposal:

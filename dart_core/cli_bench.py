@@ -40,7 +40,7 @@ ACCEPTANCE_ONLY = ("speed_prompts", "profile", "ablate", "other_dart_head", "cac
 SPEED_ONLY = ("contestants", "parts", "repeats", "threads", "max_context", "figure", "quick")
 
 
-def add_bench_parser(commands) -> None:
+def add_bench_parser(commands: Any) -> None:
     """Add ``bench`` to the command line's sub-parsers."""
     parser = commands.add_parser(
         "bench",
@@ -232,7 +232,8 @@ def run_bench(args: Namespace) -> int:
     names = args.engines and ["ar", *(name for name in args.engines if name != "ar")]
     engine = load(args, names)
     names = names or list(engine.drafters)
-    drafters = {name: engine.drafters[name] for name in names if name != "ar"}
+    own = {name: engine.drafters[name] for name in names}
+    drafters = {name: each for name, each in own.items() if isinstance(each, HeadDrafter)}
     drafters |= _other_heads(args.other_dart_head, engine)
     chosen = variants(drafters, settings.draft, ablate=args.ablate)
     bench = Bench(engine, names, drafters, chosen, budgets, settings, note)
@@ -305,8 +306,8 @@ def first_turns(path: Path, args: Namespace) -> list[Prompt]:
 
 def _other_heads(references: list[str], engine: Engine) -> dict[str, HeadDrafter]:
     """More DART heads for the engine's target, with its n-grams, by "dart" and their folder."""
-    target, drafters = engine.target, {}
-    own = engine.drafters.get("dart")
+    target, own = engine.target, engine.drafters.get("dart")
+    drafters: dict[str, HeadDrafter] = {}
     for reference in references:
         head = load_dart_head(
             resolve(reference, kind="head", progress=note),
@@ -318,5 +319,7 @@ def _other_heads(references: list[str], engine: Engine) -> dict[str, HeadDrafter
         name = f"dart {Path(reference).name}"
         if name in drafters:
             raise ArenaError(f"--other-dart-head {reference}: two of these are called {name!r}")
-        drafters[name] = DartDrafter(head, own.ngrams if own else {}, target.embed)
+        drafters[name] = DartDrafter(
+            head, own.ngrams if isinstance(own, DartDrafter) else {}, target.embed
+        )
     return drafters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +110,7 @@ def _checked(
     return settings, {name: first_turns(path, args) for name, path in files.items()}, files
 
 
-def _chosen(args: Namespace, engines: list[str]) -> list[Contestant]:
+def _chosen(args: Namespace, engines: Sequence[str]) -> list[Contestant]:
     draft = run_settings(args).draft
     return choose(contestants(engines, draft, args.tree_budgets or ()), args.contestants)
 
