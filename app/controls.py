@@ -236,7 +236,7 @@ def controls(
             "how many were accepted. Off: the tree budget, always.",
             auto_budget,
         ),
-        *([ngram, weight] if ngrams else []),
+        *((ngram, weight) if ngrams else ()),
         Knob(
             "beam", "Beam", "Candidates DART's search keeps at each depth of its tree.", 1, 64, 20
         ),

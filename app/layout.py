@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -79,7 +80,7 @@ def settings(table: Sequence[Control]) -> list[gr.components.Component]:
 
 
 def _component(control: Control) -> gr.components.Component:
-    common = {
+    common: dict[str, Any] = {
         "label": control.label,
         "info": control.info,
         "elem_id": f"knob-{control.name.replace('_', '-')}",
@@ -102,7 +103,9 @@ def _component(control: Control) -> gr.components.Component:
     )
 
 
-def replay_row(library: list[tuple[str, Path]], *, open: bool):
+def replay_row(
+    library: list[tuple[str, Path]], *, open: bool
+) -> tuple[gr.Dropdown, gr.Dropdown, gr.Button, gr.UploadButton]:
     """The recorded runs: a list, the speed, and a file of the visitor's own."""
     with gr.Accordion("Recorded runs", open=open, elem_id="replays"), gr.Row():
         choices = [(label, path.name) for label, path in library]

@@ -8,11 +8,14 @@ itself, is shown as it is, so that nothing of it is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
+from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import OptionsDict
 
 LONGEST = 100_000  # characters of text
 GROWTH = 20  # characters of HTML for one of text; a full page of links takes 12
@@ -91,31 +94,43 @@ def _code(text: str) -> str:
 class _Renderer(RendererHTML):
     """Token by token; what has no method here comes out as a bare tag, never as the text's own."""
 
-    def heading_open(self, tokens, index, options, env) -> str:
+    def heading_open(
+        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+    ) -> str:
         # Below the page's h2, and never more than a level below the heading before.
         level = min(int(tokens[index].tag[1:]) + 2, env.get("heading", 2) + 1, 6)
         env["heading"] = level
         return f"<h{level}>"
 
-    def heading_close(self, tokens, index, options, env) -> str:
+    def heading_close(
+        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+    ) -> str:
         return f"</h{env['heading']}>\n"
 
-    def code_block(self, tokens, index, options, env) -> str:
+    def code_block(
+        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+    ) -> str:
         return _code(tokens[index].content)
 
     fence = code_block  # the language after the fence is dropped: nothing here would use it
 
-    def link_open(self, tokens, index, options, env) -> str:
+    def link_open(
+        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+    ) -> str:
         address = str(tokens[index].attrs.get("href", ""))
         return _LINK.format(escape(address)) if _harmless(address) else "<a>"
 
-    def image(self, tokens, index, options, env) -> str:
+    def image(
+        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+    ) -> str:
         token = tokens[index]
         words = self.renderInlineAsText(token.children, options, env)
         address = str(token.attrs.get("src", ""))
         return f'<span class="picture">{escape(words)} ({escape(address)})</span>'
 
-    def th_open(self, tokens, index, options, env) -> str:
+    def th_open(
+        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+    ) -> str:
         token = tokens[index]
         side = _SIDES.get(str(token.attrs.get("style", "")))
         return f'<{token.tag} class="{side}">' if side else f"<{token.tag}>"

@@ -93,7 +93,8 @@ def build_page(
             return render(arena.text(run, engine))
 
         status = status_line(IDLE_STATUS, record_of=record, elem_id="status")
-        chosen = [control.default for control in table if control.name in SLOTS] or REPLAYED
+        own = [str(control.default) for control in table if control.name in SLOTS]
+        chosen = own or REPLAYED
         panels: list[gr.HTML] = []
         with gr.Row(elem_id="panels", equal_height=True):
             for number, engine in enumerate(chosen, 1):
@@ -227,7 +228,11 @@ def build_page(
                 *(values.get(control.name, gr.skip()) for control in table),
             ]
 
-        quiet = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
+        quiet: dict[str, Any] = {
+            "show_progress": "hidden",
+            "queue": False,
+            "api_visibility": "private",
+        }
         running = {
             "show_progress": "minimal",
             "show_progress_on": status,
@@ -251,7 +256,8 @@ def build_page(
                 )
             )  # fmt: skip
             for slot, panel in zip(inputs[: len(SLOTS)], panels, strict=True):
-                slot.change(idle_panel, slot, panel, **quiet)
+                # Gradio gives its components their listeners when they are made.
+                slot.change(idle_panel, slot, panel, **quiet)  # type: ignore[attr-defined]
             defaults = json.dumps([[control.name, control.default] for control in table])
             link.click(None, [prompt, *inputs], None, js=COPY_LINK.replace("DEFAULTS", defaults))
             fragment = gr.Textbox(visible=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -268,7 +268,7 @@ class RunView:
             return "Replaying" if self.running else "Replayed"
         return "Running" if self.running else "Done"
 
-    def _texts(self, tokens) -> list[str]:
+    def _texts(self, tokens: np.ndarray) -> list[str]:
         return [self.token_text(token) for token in tokens.tolist()]
 
     def _pool(self, pool: Candidates) -> dict:
@@ -396,7 +396,7 @@ def _pair(engine: str, other: str) -> tuple[str, str]:
     return (engine, other) if engine < other else (other, engine)
 
 
-def _finite(values) -> list[float | None]:
+def _finite(values: Iterable[float]) -> list[float | None]:
     return [round(float(value), 4) if math.isfinite(value) else None for value in values]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import gradio as gr
 
@@ -11,7 +12,7 @@ from app.panels.base import panel
 KINDS = ("json", "csv")
 
 
-def status_line(value: dict, *, record_of: Callable[[str, str], str], **options) -> gr.HTML:
+def status_line(value: dict, *, record_of: Callable[[str, str], str], **options: Any) -> gr.HTML:
     """A line for a value of ``view.RunView.status``.
 
     ``record_of(run, kind)`` gives a run as a file's text, "" if it is not kept. kind: "json", the

@@ -5,13 +5,14 @@ also as a document.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import gradio as gr
 
 from app.panels.base import panel
 
 
-def token_panel(value: dict, *, rendered_of: Callable[[str, str], str], **options) -> gr.HTML:
+def token_panel(value: dict, *, rendered_of: Callable[[str, str], str], **options: Any) -> gr.HTML:
     """A panel for a value of ``view.RunView.panel``.
 
     ``rendered_of(run, engine)`` gives that engine's answer as safe HTML (``app.markdown``), "" if

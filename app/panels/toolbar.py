@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gradio as gr
 
 from app.panels.base import panel
 
 
-def toolbar(**options) -> gr.HTML:
+def toolbar(**options: Any) -> gr.HTML:
     """A bar that needs no value: all it does happens in the browser."""
     return panel("toolbar.js", '<div class="toolbar"></div>', {}, **options)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import gradio as gr
 
 from app.panels.base import panel
 
 
-def tree_view(value: dict, *, tree_of: Callable[[str, str, int], str], **options) -> gr.HTML:
+def tree_view(value: dict, *, tree_of: Callable[[str, str, int], str], **options: Any) -> gr.HTML:
     """A tree view for a value of ``view.RunView.trees``.
 
     ``tree_of(run, engine, step)`` gives the tree of an earlier step as JSON text: the browser asks
