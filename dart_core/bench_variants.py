@@ -126,7 +126,7 @@ def replays(
     levels = _Levels(drafter, passage) if isinstance(drafter, DartDrafter) else None
     found = {}
     for variant in chosen:
-        replayed: Drafter = drafter if levels is None else _Search(levels, variant)
+        replayed: Drafter = drafter if levels is None else _Search(levels.drafter, variant, levels)
         for budget in budgets:
             settings = replace(variant.settings, tree_budget=budget)
             found[variant.name, budget] = replay(replayed, passage, settings, eos)
@@ -158,9 +158,9 @@ class _Search:
 
     name = "dart"
 
-    def __init__(self, levels: _Levels, variant: Variant) -> None:
-        self.drafter, self.variant, self.levels = levels.drafter, variant, levels
-        self.taps = self.drafter.taps
+    def __init__(self, drafter: DartDrafter, variant: Variant, levels: _Levels) -> None:
+        self.drafter, self.variant, self.levels = drafter, variant, levels
+        self.taps = drafter.taps
 
     def begin(
         self, prompt: Tensor, capacity: int, settings: DraftSettings, eos: frozenset[int]
