@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,10 +15,10 @@ import torch
 from text_models import CHATML, byte_level
 
 from dart_core.drafters import DraftSettings
-from dart_core.engine import Engine, GenerationSettings
+from dart_core.engine import ENGINES, Engine, Generation, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.ngram import import_trie
-from dart_core.sampling import SamplingParams
+from dart_core.sampling import GREEDY_TEMPERATURE, SamplingParams
 
 GOLDEN = Path(__file__).parent / "golden"
 DART = GOLDEN / "dart" / "checkpoint"
@@ -67,6 +68,12 @@ def eagle3_engine() -> Engine:
     return Engine.load(
         target=EAGLE3 / "target", eagle3=EAGLE3 / "head", dtype=torch.float32, device="cpu"
     )
+
+
+@pytest.fixture(scope="module")
+def engines(dart_engine, eagle3_engine) -> dict[str, Engine]:
+    """Where each of ENGINES is loaded."""
+    return {"ar": dart_engine, "dart": dart_engine, "eagle3": eagle3_engine}
 
 
 @pytest.fixture(scope="module")
@@ -200,29 +207,89 @@ def test_asking_for_candidates_changes_no_tree(dart_engine, eagle3_engine, promp
             assert (above == tree.parents[pool.node[kept]]).all()
 
 
-@pytest.mark.parametrize("engine_name", ["ar", "dart"])
-def test_a_stop_string_ends_ids_text_and_counts_at_one_place(dart_engine, prompts, engine_name):
+def cut_inside(run: Generation) -> bool:
+    """Its last round had accepted more than was emitted."""
+    return len(run.steps[-1].tokens) < len(run.steps[-1].path)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_stop_string_ends_ids_text_and_counts_at_one_place(engines, prompts, name):
     """The same place for every engine, whether or not the string was completed inside a round."""
-    whole = dart_engine.generate(prompts[0], "ar", settings())
-    stop = whole.text[len(whole.text) // 2 :][:3]
-    assert stop
-    cut = dart_engine.generate(prompts[0], engine_name, settings(stop=(stop,)))
-    assert cut.text == whole.text[: whole.text.index(stop)]
-    assert cut.finish_reason == "stop"
-    count = len(cut.output_ids)
-    assert cut.output_ids == whole.output_ids[:count] and count < len(whole.output_ids)
-    assert stop in dart_engine.tokenizer.decode(cut.output_ids)
-    assert stop not in dart_engine.tokenizer.decode(cut.output_ids[:-1])
-    assert cut.metrics["new_tokens"] == count
+    engine = engines[name]
+    whole = engine.generate(prompts[0], "ar", settings())
+    inside = 0
+    for start in range(4, len(whole.text) - 3, 9):
+        stop = whole.text[start : start + 3]
+        cut = engine.generate(prompts[0], name, settings(stop=(stop,)))
+        assert cut.text == whole.text[: whole.text.index(stop)]
+        assert cut.finish_reason == "stop"
+        count = len(cut.output_ids)
+        assert cut.output_ids == whole.output_ids[:count]
+        assert stop in engine.tokenizer.decode(cut.output_ids)
+        assert stop not in engine.tokenizer.decode(cut.output_ids[:-1])
+        assert cut.metrics["new_tokens"] == count
+        inside += cut_inside(cut)
+    assert name == "ar" or inside > 1
 
 
-def test_the_users_end_of_sequence_joins_the_models(dart_engine, prompts):
-    whole = dart_engine.generate(prompts[0], "ar", settings()).output_ids
-    extra = whole[5]
-    for name in ("ar", "dart"):
-        run = dart_engine.generate(prompts[0], name, settings(eos_token_ids=frozenset({extra})))
-        assert run.output_ids == whole[: whole.index(extra) + 1]
-        assert run.finish_reason == "stop"
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_users_end_of_sequence_joins_the_models(engines, prompts, name):
+    """Wherever in a round it falls; and the next run owes nothing to the one that it ended."""
+    engine = engines[name]
+    inside = 0
+    for prompt in prompts[:2]:
+        whole = engine.generate(prompt, "ar", settings(max_new_tokens=24))
+        for place in range(1, 9):
+            ids = whole.output_ids[: whole.output_ids.index(whole.output_ids[place]) + 1]
+            end = settings(max_new_tokens=24, eos_token_ids=frozenset({ids[-1]}))
+            run = engine.generate(prompt, name, end)
+            assert run.output_ids == ids
+            assert run.finish_reason == "stop"
+            assert run.text == engine.tokenizer.decode(ids, skip_special_tokens=True)
+            assert run.metrics["new_tokens"] == len(ids)
+            inside += cut_inside(run)
+        assert engine.generate(prompt, name, settings(max_new_tokens=24)).text == whole.text
+    assert name == "ar" or inside > 1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_budget_is_exact_wherever_a_round_crosses_it(engines, prompts, name):
+    engine = engines[name]
+    inside = 0
+    for prompt in prompts[:2]:
+        whole = engine.generate(prompt, "ar", settings()).output_ids
+        for budget in (1, 2, 7, 8, 9, 16, 17):
+            run = engine.generate(prompt, name, settings(max_new_tokens=budget))
+            assert run.output_ids == whole[:budget]
+            assert run.finish_reason == "length"
+            assert run.metrics["new_tokens"] == budget
+            inside += cut_inside(run)
+    assert name == "ar" or inside > 1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("temperature", [1e-8, 1e-6, 1e-5, 1e-4])
+def test_temperatures_near_zero_give_the_greedy_text(engines, prompts, name, temperature):
+    """Above the threshold too: no logits here lie so close that such a temperature mixes them."""
+    sampling = SamplingParams(temperature, seed=None if temperature < GREEDY_TEMPERATURE else 4)
+    for prompt in prompts[:2]:
+        expected = engines[name].generate(prompt, "ar", settings()).output_ids
+        run = engines[name].generate(prompt, name, settings(sampling=sampling))
+        assert run.output_ids == expected
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_seed_names_one_text_whatever_ran_in_between(engines, prompts, name):
+    def text(seed: int) -> str:
+        random.seed()
+        torch.seed()
+        chosen = settings(sampling=SamplingParams(1.0, seed=seed), max_new_tokens=30)
+        return engines[name].generate(prompts[0], name, chosen).text
+
+    first = text(42)
+    engines[name].generate(prompts[1], name, settings(sampling=SamplingParams(0.7, seed=9)))
+    assert text(42) == first
+    assert text(43) != first
 
 
 def test_ignore_eos_goes_on_to_the_budget(eagle3_engine):
@@ -236,14 +303,16 @@ def test_ignore_eos_goes_on_to_the_budget(eagle3_engine):
         assert len(eagle3_engine.generate(ended["prompt"], name, goes_on).output_ids) == 128
 
 
-def test_two_threads_at_once_answer_as_alone(dart_engine, prompts):
+@pytest.mark.parametrize("drafted", ["dart", "eagle3"])
+def test_two_threads_at_once_answer_as_alone(engines, prompts, drafted):
+    engine = engines[drafted]
     jobs = [
-        (prompts[i % 2], ("ar", "dart")[i // 2 % 2], settings(max_new_tokens=5 + i))
+        (prompts[i % 2], ("ar", drafted)[i // 2 % 2], settings(max_new_tokens=5 + i))
         for i in range(20)
     ]
-    alone = [dart_engine.generate(*job).output_ids for job in jobs]
+    alone = [engine.generate(*job).output_ids for job in jobs]
     with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda job: dart_engine.generate(*job).output_ids, jobs))
+        together = list(pool.map(lambda job: engine.generate(*job).output_ids, jobs))
     assert together == alone
 
 

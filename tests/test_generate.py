@@ -229,10 +229,18 @@ def test_inference_mode_does_not_leak_into_the_consumer(target):
 SEEDED = """
 import sys; sys.path.insert(0, "tests")
 import torch; torch.set_num_threads(1)
-from models import autoregressive, tiny_target
+from models import autoregressive, head_config, output, random_head, run, tiny_target
+from dart_core.drafters.dart import DartDrafter
+from dart_core.drafters.eagle3 import Eagle3Drafter
+from dart_core.heads import DartHead, Eagle3Head
 from dart_core.sampling import SamplingParams
-sampling = SamplingParams(1.0, seed=42)
-print(autoregressive(tiny_target(), [5, 9, 23], max_new_tokens=30, sampling=sampling))
+target = tiny_target()
+options = {"max_new_tokens": 30, "sampling": SamplingParams(1.0, seed=42)}
+print(autoregressive(target, [5, 9, 23], **options))
+for kind, length in ((DartHead, 3), (Eagle3Head, None)):
+    head = random_head(kind, head_config(target, draft_length=length, draft_vocab_size=99), 0)
+    drafter = DartDrafter(head, {}, target.embed) if length else Eagle3Drafter(head, target.embed)
+    print(output(run(target, drafter, [5, 9, 23], **options)))
 """
 
 
@@ -249,7 +257,7 @@ def test_a_seed_names_one_text_in_this_process_and_the_next(target):
     fresh = subprocess.run(
         [sys.executable, "-c", SEEDED], capture_output=True, text=True, check=True
     )
-    assert fresh.stdout.strip() == str(first)
+    assert fresh.stdout.splitlines() == [str(first)] * 3  # plain, DART and EAGLE3
 
 
 def test_an_unset_seed_is_drawn_once_and_reported(target):
