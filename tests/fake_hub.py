@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -27,6 +28,7 @@ class FakeHub:
         self.breaking: list[tuple[str, int]] = []
         self.dead = False
         self.pretended: dict[str, int] = {}  # file name -> the size that listings say
+        self.connections: list[socket.socket] = []
         hub = self
 
         class Handler(_Handler):
@@ -42,8 +44,12 @@ class FakeHub:
         self.revisions.setdefault(repository, {})[revision] = Path(folder)
 
     def close(self) -> None:
+        """From now on nobody is here: not on the connections either that clients keep open."""
         self.server.shutdown()
         self.server.server_close()
+        for connection in self.connections:
+            with suppress(OSError):  # it has ended before
+                connection.shutdown(socket.SHUT_RDWR)
 
     def fetched(self) -> list[str]:
         """Names of the files whose contents were asked for, in order."""
@@ -76,6 +82,10 @@ def commit(folder: Path) -> str:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: FakeHub
+
+    def setup(self) -> None:
+        super().setup()
+        self.hub.connections.append(self.connection)
 
     def log_message(self, *args) -> None:
         pass

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -93,12 +94,24 @@ def test_the_whole_trio_is_fetched_and_speaks(hub, monkeypatch):
 
 
 def test_a_start_without_network_uses_the_cache(hub, monkeypatch):
-    """D24: the network refused, then HF_HUB_OFFLINE set, then a file missing."""
+    """The network refused, without a storm of retries; then HF_HUB_OFFLINE set; then a file
+    missing.
+    """
     load("qwen3-4b")
     hub.close()
     client._answers.clear()
     said: list[str] = []
-    assert load("qwen3-4b", progress=said.append).facts["eagle3"] == EAGLE3
+    connect, asked, slept = socket.create_connection, [], []
+
+    def counted(*where, **options):
+        asked.append(where)
+        return connect(*where, **options)
+
+    with monkeypatch.context() as counting:
+        counting.setattr(socket, "create_connection", counted)
+        counting.setattr(time, "sleep", slept.append)
+        assert load("qwen3-4b", progress=said.append).facts["eagle3"] == EAGLE3
+    assert 0 < len(asked) <= 3 * len(TRIO) and sum(slept) < 3
     assert not any("fetching" in line for line in said)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load("qwen3-4b").facts["dart"] == DART
