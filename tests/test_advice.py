@@ -48,11 +48,16 @@ def test_without_the_extension_the_slow_search_says_how_to_build_it(monkeypatch)
     _native._warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"fifty times slower.*pip install -e \."):
         engine, said = load()
+    slow = engine.generate([5, 9, 23], "dart", SHORT)
+    assert slow.steps[1].backend == "twin"
     [notice] = [line for line in engine.facts["notices"] if "slow tree construction" in line]
     assert "C++20 compiler" in notice and "pip install -e ." in notice
     assert notice in said
     monkeypatch.undo()
-    assert not [line for line in load()[1] if "slow tree construction" in line]
+    engine, said = load()
+    assert not [line for line in said if "slow tree construction" in line]
+    fast = engine.generate([5, 9, 23], "dart", SHORT)
+    assert fast.steps[1].backend == "native" and fast.output_ids == slow.output_ids
 
 
 def test_the_small_ngrams_lower_acceptance_is_said_once(ngrams):
@@ -97,7 +102,7 @@ def test_a_wrong_template_lists_the_known_ones(capsys):
 
 
 def test_leftovers_of_interrupted_work_block_no_start(ngrams, tmp_path, monkeypatch):
-    """D21: an empty lock file, half-written files and a build cache that nobody holds any more."""
+    """An empty lock file, half-written files and a build cache that nobody holds any more."""
     [converted] = _converted(ngrams)
     expected = load(ngram=ngrams)[0].generate([5, 9, 23], "dart", SHORT).output_ids
     whole = converted.read_bytes()
@@ -110,6 +115,7 @@ def test_leftovers_of_interrupted_work_block_no_start(ngrams, tmp_path, monkeypa
     extensions = tmp_path / "extensions" / "dart_core"
     extensions.mkdir(parents=True)
     (extensions / "lock").touch()
+    (extensions / "_core.so").write_bytes(b"\x7fELF, half written")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     engine, _ = load(ngram=ngrams)
     assert engine.generate([5, 9, 23], "dart", SHORT).output_ids == expected

@@ -357,7 +357,7 @@ def test_an_unset_seed_comes_from_torch_and_is_told(model):
 
 
 def test_the_second_call_is_as_good_as_the_first(model):
-    """D16: sizes grow and shrink, engines alternate; nothing is left of the call before."""
+    """Sizes grow and shrink, engines alternate; nothing is left of the call before."""
     long = torch.randint(0, 500, (1, 150), generator=torch.Generator().manual_seed(1))
     calls = [
         (PROMPT.repeat(1, 4), {"max_length": 64}),
@@ -409,7 +409,7 @@ def test_one_prompt_in_any_shape():
     ],
 )
 def test_what_is_no_prompt_is_refused(model, given, says):
-    """D17 among them: never an error from inside a cache."""
+    """Batches among them: never an error from inside a cache."""
     with pytest.raises(ArenaError, match=says):
         model.dart_generate(given)
 

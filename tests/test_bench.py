@@ -274,6 +274,22 @@ def test_ratios_are_of_the_same_prompts_and_run(flags, sets, tmp_path):
             assert engine["tokens"] / engine["seconds"] == engine["tokens_per_second"]
 
 
+def test_prompts_given_twice_weigh_no_more(flags, sets, tmp_path):
+    """Each of the two is told with its own figures, and they are those of the prompt alone: nothing
+    is remembered from the first.
+    """
+    once = bench(flags, sets[:1], tmp_path / "a.json", "--speed-prompts=2")[1]
+    lines = sets[0].read_text()
+    sets[0].write_text(f"{lines}\n{lines}")
+    twice = bench(flags, sets[:1], tmp_path / "b.json", "--speed-prompts=2")[1]
+    figures = [[prompt["replays"] for prompt in record["prompts"]] for record in (once, twice)]
+    assert len(figures[0]) == 3 and figures[1] == figures[0] * 2
+    for name in ("ar", "dart", "eagle3"):
+        assert twice["engines"][name]["tau"] == once["engines"][name]["tau"]
+        assert set(twice["engines"][name]["equality"]) == {"equal"}
+    assert twice["sets"]["letters"]["prompts"] == 6
+
+
 def test_without_timing_and_without_heads(flags, sets, tmp_path):
     _, record = bench(flags, sets[:1], tmp_path / "out.json", "--speed-prompts=0", "--limit=1")
     assert {e["tokens_per_second"] for e in record["engines"].values()} == {None}

@@ -201,7 +201,7 @@ def test_scaled_rope_is_transformers_own():
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.float32])
 def test_cast_to_the_targets_dtype(folder, stored):
-    """D13: stored fp16 or fp32, target bf16."""
+    """Stored fp16 or fp32, target bf16."""
     folder.tensors = {
         name: tensor.to(stored) if tensor.is_floating_point() else tensor
         for name, tensor in folder.tensors.items()
@@ -226,7 +226,7 @@ def test_eagle3_keeps_its_own_embedding(eagle3):
     assert torch.equal(drafter.embed(torch.tensor([3])), torch.full((1, 64), 7.0))
 
 
-# -- tapped layers (D14) ------------------------------------------------------------------------
+# -- tapped layers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,6 @@ def test_every_missing_tensor_is_named(folder):
 
 
 def test_reduced_vocabulary_without_a_map(folder):
-    """D10."""
     del folder.tensors["d2t"], folder.tensors["t2d"]
     message = folder.refused()
     assert "d2t and t2d missing" in message
@@ -364,14 +363,12 @@ def eagle1_folder(path: Path, *, draft_vocab: bool) -> Path:
 @pytest.mark.parametrize("loader", [load_dart_head, load_eagle3_head])
 @pytest.mark.parametrize("draft_vocab", [False, True])
 def test_eagle1_is_recognised(tmp_path, target, loader, draft_vocab):
-    """D11."""
     path = eagle1_folder(tmp_path / "head", draft_vocab=draft_vocab)
     with pytest.raises(ArenaError, match=r"looks like an EAGLE-1/EAGLE-2 head; .* was expected"):
         loader(path, dtype=torch.float32, device="cpu", target_config=target.config)
 
 
 def test_dart_is_not_eagle3_and_the_reverse(folder):
-    """D11."""
     other = "eagle3" if folder.kind == "dart" else "dart"
     names = {"dart": "a DART head", "eagle3": "an EAGLE3 head"}
     message = folder.refused(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def next_logits(target, committed: list[int], length: int = 3) -> torch.Tensor:
 
 @pytest.mark.parametrize("length", [60, 64, 65, 200])
 def test_beyond_the_declared_positions(folder, length):
-    """D15: 64 declared positions; RoPE is extended, the output stays the target's."""
+    """64 declared positions; RoPE is extended, the output stays the target's."""
     folder.config["max_position_embeddings"] = 64
     drafter = folder.drafter()
     assert any("declares 64 positions" in note for note in drafter.head.notes)
@@ -123,7 +124,9 @@ def test_settings_beyond_the_pool(folder, settings):
 
 @pytest.mark.parametrize("layout", ["single", "sharded", "stale index"])
 def test_heads_borrow_a_tied_embedding(folder, tmp_path, layout):
-    """D12: the target is one file without lm_head, or shards, or one file beside a stale index."""
+    """The target is one file without lm_head, or shards, or one file beside a stale index; who has
+    it loaded needs its files no more.
+    """
     path = tmp_path / "target"
     tied = tiny_model(tie_word_embeddings=True)
     tied.save_pretrained(path, max_shard_size="100KB" if layout == "sharded" else "1GB")
@@ -135,6 +138,7 @@ def test_heads_borrow_a_tied_embedding(folder, tmp_path, layout):
         (path / "model.safetensors.index.json").write_text(json.dumps(stale))
     assert (path / "model.safetensors").exists() == (layout != "sharded")
     folder.target = Target.load(path, dtype=torch.float32, device="cpu")
+    shutil.rmtree(path)
     weight = tied.get_input_embeddings().weight
     assert torch.equal(folder.target.embed.weight, weight)
     states = torch.eye(64)
@@ -145,7 +149,7 @@ def test_heads_borrow_a_tied_embedding(folder, tmp_path, layout):
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.float32])
 def test_drafting_in_the_targets_dtype(folder, stored):
-    """D13: a bf16 target with a head stored otherwise; what differs from AR must be a tie."""
+    """A bf16 target with a head stored otherwise; what differs from AR must be a tie."""
     folder.target = Target(tiny_model().to(torch.bfloat16))
     folder.tensors = {
         name: tensor.to(stored) if tensor.is_floating_point() else tensor

@@ -111,7 +111,7 @@ def test_rendered_text_is_supervised_like_messages():
 
 
 def test_nothing_supervised_is_an_error_and_something_a_warning():
-    """Case D25: a marker that differs from the template's by one newline."""
+    """A marker that differs from the template's by one newline."""
     encoder = ChatEncoder(byte_level(chat_template=CHAT), max_length=64)
     wrong = {
         "text": "<s>user\nhi</s>\n<s>assistant\n".replace("assistant\n", "assistant") + "yo</s>"
