@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dart_core.chat_format import refuse_unsupported
 from dart_core.cli_run import run_one
 from dart_core.engine import Engine, Generation, GenerationSettings
 from dart_core.errors import ArenaError
@@ -321,9 +322,10 @@ def line_settings(
     given: Mapping[str, Any], settings: GenerationSettings, seed: int
 ) -> GenerationSettings:
     """The batch's settings with what the line says of its own: temperature, top_p, top_k, seed,
-    max_tokens, stop. Raises ArenaError for values out of range.
+    max_tokens, stop. Raises ArenaError for values out of range, and for what no engine does.
     """
     said = {name: value for name, value in given.items() if value is not None}
+    refuse_unsupported(said)
     sampling = replace(
         settings.sampling,
         seed=said.get("seed", seed),

@@ -121,6 +121,15 @@ class ChatRequest:
     stream_usage: bool
 
 
+def refuse_unsupported(said: Mapping[str, Any]) -> None:
+    """Raises RequestError for a field that asks for what no engine here does: a penalty, say."""
+    for name, value in said.items():
+        if name in NEUTRAL and value not in NEUTRAL[name]:
+            raise RequestError(
+                f"{name} {value!r:.60} is not supported here: leave it out", param=name
+            )
+
+
 def read_request(
     body: Any,
     models: Mapping[str, str],
@@ -133,11 +142,8 @@ def read_request(
     if not isinstance(body, dict):
         raise RequestError(f"expected a JSON object, got {body!r:.60}")
     said = {name: value for name, value in body.items() if value is not None}
-    for name, value in said.items():
-        if name in NEUTRAL and value not in NEUTRAL[name]:
-            raise RequestError(
-                f"{name} {value!r:.60} is not supported here: leave it out", param=name
-            )
+    refuse_unsupported(said)
+    for name in said:
         if name not in NEUTRAL and name not in USED and name not in PASSED_OVER:
             raise RequestError(f"unknown field {name!r}: leave it out", param=name)
     model = said.get("model")

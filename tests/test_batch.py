@@ -120,6 +120,7 @@ def test_bad_lines_do_not_stop_the_rest(flags, tmp_path, capsys):
         ({"prompt": "x", "temperature": "hot"}, "temperature must be a number; got 'hot'"),
         ({"prompt": "x", "max_tokens": 0}, "max new tokens 0 is below 1"),
         ({"prompt": "x", "seed": -1}, "seed -1 is outside"),
+        ({"prompt": "x", "presence_penalty": 0.7}, "presence_penalty 0.7 is not supported here"),
         ({"prompt": "x", "stop": [""]}, "a stop string is a text of at least one character"),
         ({"prompt": "long " * 900}, "max length is 2048"),
         ('{"prompt": "x", "id": NaN}', "a number that JSON does not know"),
