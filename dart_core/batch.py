@@ -19,6 +19,7 @@ from typing import Any
 
 from dart_core.chat_format import refuse_unsupported
 from dart_core.cli_run import run_one
+from dart_core.disk import disk_told, written_whole
 from dart_core.engine import Engine, Generation, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.metrics import summarize
@@ -31,6 +32,7 @@ FIGURES = (
 )  # fmt: skip
 KEPT = ("error", *FIGURES)
 OPENING = b'{"line": '  # of every output line
+GO_ON = "the same command goes on from there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +158,20 @@ class Batch:
         self.written = 0
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record; it is the system's, whole, before this returns."""
+        """Append a record; it is the system's, whole, before this returns. Raises ArenaError where
+        the disk takes no more.
+        """
         text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         # A JSON escape may hold half a character: it is escaped again.
-        self._file.write(text.encode(errors="backslashreplace"))
-        self._file.flush()
+        rest = memoryview(text.encode(errors="backslashreplace"))
+        with disk_told(f"the answer to line {record['line']}", self.output, GO_ON):
+            before = self._file.seek(0, os.SEEK_END)
+            try:
+                while rest:  # a disk that runs full takes a part, and refuses the next
+                    rest = rest[self._file.write(rest) :]
+            except BaseException:
+                self._file.truncate(before)
+                raise
         self.written += 1
 
     def finish(self) -> Totals | None:
@@ -172,7 +183,10 @@ class Batch:
             scan = self._scan()
             complete = all(line.number in scan.places for line in self.lines)
             if complete and not scan.ordered:
-                self._merge(scan)
+                with disk_told("the answers of all processes", self.output, GO_ON):
+                    self._merge(scan)
+            if complete:
+                _discard(_parts(self.output))
             if complete or self.share.count == 1:
                 # Who waits for the lock finds everything in order: the file has done its work.
                 self._lock.unlink(missing_ok=True)
@@ -184,8 +198,7 @@ class Batch:
         return totals
 
     def _merge(self, scan: _Scan) -> None:
-        partial = self.output.with_name(f"{self.output.name}.partial")
-        with partial.open("wb") as whole:
+        with written_whole(self.output) as partial, partial.open("wb") as whole:
             files = {place.path: place.path.open("rb") for place in scan.places.values()}
             for _, place in sorted(scan.places.items()):
                 files[place.path].seek(place.start)
@@ -194,9 +207,6 @@ class Batch:
                 file.close()
             whole.flush()
             os.fsync(whole.fileno())  # before the parts go
-        os.replace(partial, self.output)
-        for part in _parts(self.output):
-            part.unlink()
 
     def _scan(self) -> _Scan:
         """What is written by now, by all processes. A success wins over a failure."""
@@ -363,13 +373,27 @@ def _parts(output: Path) -> list[Path]:
     )
 
 
+def _discard(parts: list[Path]) -> None:
+    """Remove parts that nobody writes to: who tries errors again may, and will put it in later."""
+    for part in parts:
+        with suppress(FileNotFoundError, BlockingIOError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
+
+
 def _claim(path: Path):
     """The file, open for appending by this process alone, a half-written last line cut off."""
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ArenaError(f"another process is writing {path}: wait for its end") from None
+    while True:
+        file = path.open("ab", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ArenaError(f"another process is writing {path}: wait for its end") from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                break
+        file.close()  # it was removed between the two
     end = 0
     for _, start, length in read_records(path):
         end = start + length

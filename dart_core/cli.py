@@ -11,12 +11,15 @@ import errno
 import io
 import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
-from dart_core.errors import ArenaError
+from dart_core.errors import ArenaError, Terminated
 from dart_core.presets import PRESETS
 from dart_core.prompts import BATCH_REMEDY
 from dart_core.references import HUB, SOURCES
@@ -40,10 +43,11 @@ OTHERS = {
 }
 EXIT_CODES = (
     "Exit codes: 0 fine; 1 what you can mend (a value out of range, a missing file, no memory) or "
-    "an output that is DIFFERENT; 2 a command line that cannot be read; 130 interrupted."
+    "an output that is DIFFERENT; 2 a command line that cannot be read; 130 interrupted by Ctrl-C; "
+    "143 ended by SIGTERM: what is done is kept."
 )
 AUTO, MOST_AUTO = "auto", 60  # of --tree-budget, and the largest size it may choose
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 BROKEN_PIPE = 141  # what a shell shows for a program that SIGPIPE ended
 
 
@@ -365,16 +369,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = build_parser(next((a for a in arguments if not a.startswith("-")), None))
         args = parser.parse_args(arguments)
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
-        if args.command in OTHERS:
-            return args.run(args) or 0
-        module = import_module(DECODING[args.command])
-        code = getattr(module, f"run_{args.command}")(args)
-        sys.stdout.flush()
-        return code
+        with _terminable():
+            if args.command in OTHERS:
+                return args.run(args) or 0
+            module = import_module(DECODING[args.command])
+            code = getattr(module, f"run_{args.command}")(args)
+            sys.stdout.flush()
+            return code
     except SystemExit as exit_:  # argparse has said what is wrong
         return exit_.code if isinstance(exit_.code, int) else 2
     except ArenaError as error:
         return _fail(error, 1)
+    except Terminated:
+        return _fail("terminated", TERMINATED)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader, `head` say, has what it wanted
@@ -386,11 +393,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does; a second one ends the process at once."""
+
+    def end(*_) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: object, code: int) -> int:
     message = " ".join(str(error).split())
-    print(f"error: {message}" if code != INTERRUPTED else message, file=sys.stderr)
+    asked = code in (INTERRUPTED, TERMINATED)
+    print(message if asked else f"error: {message}", file=sys.stderr)
     return code

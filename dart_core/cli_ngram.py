@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 from dart_core.cli import at_least
 from dart_core.errors import ArenaError
@@ -153,25 +151,16 @@ def _build(args: argparse.Namespace) -> None:
         reader = TextReader.of(tokenizer, () if eos < 0 else (eos,), vocab_size)
     small = total_bytes(args.inputs) < PARALLEL_BYTES
     start = time.perf_counter()
-    before = signal.signal(signal.SIGTERM, _terminated)
-    try:
-        count_files(
-            args.inputs,
-            reader,
-            args.order,
-            args.output,
-            fingerprint=fingerprint,
-            memory_mib=args.memory_mib,
-            workers=args.workers or (1 if small else usable_processors()),
-        )
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    count_files(
+        args.inputs,
+        reader,
+        args.order,
+        args.output,
+        fingerprint=fingerprint,
+        memory_mib=args.memory_mib,
+        workers=args.workers or (1 if small else usable_processors()),
+    )
     _report(args.output, start)
-
-
-def _terminated(*_) -> NoReturn:
-    """Ends the process as an error does, so that scratch files go with it."""
-    sys.exit(128 + signal.SIGTERM)
 
 
 def _check_output(output: str, *inputs: str) -> None:
@@ -185,18 +174,14 @@ def _import(args: argparse.Namespace) -> None:
     at_least(args, {"vocab_size": 1, "memory_mib": 1})
     _check_output(args.output, args.trie)
     start = time.perf_counter()
-    before = signal.signal(signal.SIGTERM, _terminated)
-    try:
-        import_trie(
-            args.trie,
-            args.output,
-            args.vocab_size,
-            memory_mib=args.memory_mib,
-            note=_note,
-            bar=ProgressBar("converting"),
-        )
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    import_trie(
+        args.trie,
+        args.output,
+        args.vocab_size,
+        memory_mib=args.memory_mib,
+        note=_note,
+        bar=ProgressBar("converting"),
+    )
     _report(args.output, start)
 
 

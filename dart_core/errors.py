@@ -13,6 +13,10 @@ class ArenaError(ValueError):
     """
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: it ends a command as Ctrl-C does, so that what is done is kept."""
+
+
 def check_number(value: object, what: str, *, whole: bool = False) -> None:
     """Raises ArenaError unless ``value`` is a number, a whole one (an int) if asked; numpy's count
     too.

@@ -5,7 +5,8 @@ through it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from time import perf_counter
 
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 
 from dart_core.budget import Sizes, sizes_for
-from dart_core.drafters import Drafter, DraftSettings, Proposal
+from dart_core.cache import KVCache
+from dart_core.drafters import Drafter, DraftRun, DraftSettings, Proposal
 from dart_core.errors import ArenaError, check_number
 from dart_core.sampling import Sampler, SamplingParams
 from dart_core.step import SizeChoice, StageSeconds, Step
@@ -88,7 +90,7 @@ def generate(
     settings: DraftSettings = DraftSettings(),
     sizes: Sizes | None = None,
     stop_check: Callable[[int], bool] | None = None,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Generate after ``prompt_ids``, one Step at a time; the output is the target's own, whatever
     the drafter.
 
@@ -113,20 +115,18 @@ def generate(
     capacity = len(prompt) + budget
     if sizes is None:
         sizes = sizes_for(drafter, settings, lambda: measure_verify(target, drafter.taps))
-    cache = target.new_cache(capacity + settings.tree_budget + 1)
-    draft = drafter.begin(prompt, capacity, settings, eos_token_ids)
-    loop = _Loop(
-        target, drafter.taps, draft, sizes, cache, sampling, eos_token_ids, stop_check, budget
-    )
-    try:
+    with (
+        closing(target.new_cache(capacity + settings.tree_budget + 1)) as cache,
+        closing(drafter.begin(prompt, capacity, settings, eos_token_ids)) as draft,
+    ):
+        loop = _Loop(
+            target, drafter.taps, draft, sizes, cache, sampling, eos_token_ids, stop_check, budget
+        )
         step = loop.prefill(prompt)
         yield step
         while step.finish_reason is None:
             step = loop.verify()
             yield step
-    finally:
-        draft.close()
-        cache.close()
 
 
 class _Loop:
@@ -137,8 +137,17 @@ class _Loop:
     """
 
     def __init__(
-        self, target, taps, draft, sizes, cache, sampling, eos_token_ids, stop_check, budget
-    ):
+        self,
+        target: Target,
+        taps: Sequence[int],
+        draft: DraftRun,
+        sizes: Sizes,
+        cache: KVCache,
+        sampling: SamplingParams,
+        eos_token_ids: frozenset[int],
+        stop_check: Callable[[int], bool] | None,
+        budget: int,
+    ) -> None:
         self.target, self.taps, self.draft, self.cache = target, taps, draft, cache
         self.sizes = sizes
         self.sampler = Sampler(sampling)

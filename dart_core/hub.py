@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from dart_core.disk import disk_trouble
 from dart_core.errors import ArenaError
 from dart_core.memory import gib
 from dart_core.progress import ProgressBar, duration
@@ -155,6 +156,11 @@ def _told(remote: Remote, kind: str):
             raise Unreachable(
                 f"{tried} is neither reachable nor in the hub cache ({_reason(error)}); "
                 "check the network and HF_HUB_OFFLINE, or give the path of a folder"
+            ) from None
+        if trouble := disk_trouble(error, constants.HF_HUB_CACHE):
+            raise ArenaError(
+                f"{tried} cannot be kept in the hub cache {constants.HF_HUB_CACHE}: {trouble}, or "
+                "set HF_HOME to another folder"
             ) from None
         raise ArenaError(
             f"{tried} could not be fetched ({_reason(error)}); check the network and start again: "

@@ -6,8 +6,13 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import clear_frames
+from typing import TYPE_CHECKING
 
 from dart_core.errors import ArenaError
+
+if TYPE_CHECKING:
+    import torch
 
 GIB = 2**30
 SMALLER = (
@@ -34,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def memory_told(doing: str, device, remedies: str = SMALLER) -> Iterator[None]:
+def memory_told(doing: str, device: torch.device, remedies: str = SMALLER) -> Iterator[None]:
     """Turns running out of memory while ``doing`` something on ``device`` into OutOfMemory."""
     try:
         yield
@@ -43,6 +48,8 @@ def memory_told(doing: str, device, remedies: str = SMALLER) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        # What failed had made a good deal by then: whoever keeps the error is not to keep that.
+        clear_frames(error.__traceback__)
         raise OutOfMemory(
             f"out of memory while {doing}: {_asked(error)}{_there(device)}; {remedies}"
         ) from error
@@ -62,7 +69,7 @@ def _asked(error: BaseException) -> str:
     return f"{gib(float(found[1]) * _UNITS[found[2] or ''])} more were asked for, "
 
 
-def _there(device) -> str:
+def _there(device: torch.device) -> str:
     from dart_core.cache import free_memory
 
     try:
@@ -74,7 +81,7 @@ def _there(device) -> str:
     return f"{device} has {gib(free)} free{_total(device)}"
 
 
-def _total(device) -> str:
+def _total(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     import torch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dart_core.disk import disk_told, written_whole
 from dart_core.errors import ArenaError
 from dart_core.heads.checks import (
     kind_of,
@@ -23,6 +25,7 @@ from dart_core.heads.checks import (
     require_fit,
     require_head_config,
     require_kind,
+    require_rope,
     settle_vocabulary_map,
     sizes_from_tensors,
 )
@@ -138,6 +141,7 @@ def load_head(
             head = DartHead(config) if kind == "dart" else Eagle3Head(config)
         settle_vocabulary_map(config, tensors, warn)
         require_exact(head, tensors)
+        require_rope(config)
     except ArenaError as error:
         raise ArenaError(f"{folder}: {error}") from error
     if stored := sorted(
@@ -154,19 +158,22 @@ def load_head(
 
 
 def save_head(head: DraftHead, folder: str | Path) -> Path:
-    """Write ``config.json`` and ``model.safetensors`` in the published format."""
+    """Write ``config.json`` and ``model.safetensors`` in the published format, each whole or not at
+    all. Raises ArenaError where the disk takes no more.
+    """
     from safetensors.torch import save_file
 
     if any(isinstance(module, PackedLinear) for module in head.modules()):
         raise ValueError("a packed head cannot be saved: save it before packing")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
     raw = head.config.to_dict() | {"torch_dtype": str(head.dtype).removeprefix("torch.")}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(
-        json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    with disk_told("the head", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with written_whole(folder / "model.safetensors") as partial:
+            save_file(state, partial, metadata={"format": "pt"})
+        with written_whole(folder / "config.json") as partial:
+            partial.write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return folder
 
 
@@ -190,18 +197,40 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = load_file(path)
+        else:
+            _require_plain_archive(path)
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (
         Exception
     ) as error:  # each reader has its own exception types; the file is what matters to the user
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ArenaError(f"{path.name} is damaged or not a weight file ({reason})") from error
     if not isinstance(loaded, dict) or not all(
-        isinstance(value, Tensor) for value in loaded.values()
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in loaded.items()
     ):
         raise ArenaError(f"{path.name} is not a plain dictionary of tensors")
+    size = path.stat().st_size
+    for name, tensor in loaded.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise ArenaError(f"{path.name}: {name!r:.80} is no plain tensor")
+        if not 0 < tensor.numel() * tensor.element_size() <= size:  # a view may repeat its values
+            raise ArenaError(f"{path.name}: {name!r:.80} is empty or larger than the file")
     return loaded
+
+
+def _require_plain_archive(path: Path) -> None:
+    """Raises ArenaError for an archive that would unpack to more than the file; torch's own are not
+    packed. The formats before torch 1.6 are refused, for they say themselves how much to reserve.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\3\4":
+            raise ArenaError("not written by torch 1.6 or newer")
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+    if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise ArenaError("it unpacks to more than it is")
 
 
 def _normalise(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -216,6 +245,6 @@ def _normalise(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith("rotary_emb.inv_freq"):
             continue  # recomputed from the config; old .bin files carry it
         if name in renamed:
-            raise ArenaError(f"two tensors both mean {name}")
+            raise ArenaError(f"two tensors both mean {name!r:.80}")
         renamed[name] = tensor
     return renamed

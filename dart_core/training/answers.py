@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dart_core.disk import disk_told, written_whole
 from dart_core.errors import ArenaError
 from dart_core.progress import ProgressBar, duration
 from dart_core.training.data import PROBE, ChatEncoder, read_records, user_texts
@@ -24,6 +24,7 @@ from dart_core.training.decoding import continue_prompts
 from dart_core.training.overlap import OverlapFilter
 from dart_core.training.templates import Templates
 
+GO_ON = "the same command goes on behind the last finished batch"
 SHORTEST = 8  # tokens of an answer that was cut, or it is left out
 FIRST = 64  # tokens that answers of the first batch get even where time is up: better than no text
 
@@ -100,16 +101,21 @@ class _State:
 
     def add(self, records: list[dict], dropped: int, seconds: float) -> None:
         """Append a finished batch."""
-        with self.output.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        if not self.path.exists():  # or a kill before the first one would leave a file of nobody's
+            self._save()
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        with disk_told("answers", self.output, GO_ON), self.output.open("ab") as file:
+            file.write(lines.encode(errors="backslashreplace"))
         self.batches += 1
         self.written += len(records)
         self.dropped += dropped
         self.seconds = seconds
+        self._save()
+
+    def _save(self) -> None:
         names = ("batches", "written", "dropped", "seconds", "settings")
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps({name: getattr(self, name) for name in names}))
-        os.replace(partial, self.path)
+        with disk_told("answers", self.output, GO_ON), written_whole(self.path) as partial:
+            partial.write_text(json.dumps({name: getattr(self, name) for name in names}))
 
 
 def write_answers(

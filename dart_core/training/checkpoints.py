@@ -5,6 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from dart_core.disk import disk_told
+from dart_core.errors import ArenaError
+
+GO_ON = "the same command goes on from the last checkpoint"
+
 
 class Checkpoint:
     """``output``/checkpoint, replaced as a whole: a kill leaves the new one or the one before."""
@@ -21,9 +26,16 @@ class Checkpoint:
         return folder is not None
 
     def save(self) -> None:
-        """Replace the checkpoint. All processes call this together."""
+        """Replace the checkpoint. All processes call this together. Raises ArenaError where the
+        disk takes no more; the one before stays.
+        """
         new = self.folder.with_suffix(".new")
-        self.accelerator.save_state(str(new))
+        try:
+            with disk_told("a checkpoint", new, GO_ON):
+                self.accelerator.save_state(str(new))
+        except ArenaError:
+            shutil.rmtree(new, ignore_errors=True)  # its room may be what is missing
+            raise
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             shutil.rmtree(self.old, ignore_errors=True)

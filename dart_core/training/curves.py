@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
+
+from dart_core.disk import written_whole
 
 POINTS = 400  # of a curve, at most
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 420, 240, 46, 28, 24
@@ -22,15 +23,14 @@ def write_curves(lines: Sequence[dict], path: Path, title: str) -> None:
     charts += [("loss, by position", _curves(lines, "loss_by_row"))]
     charts += [("learning rate", _curves(lines, "lr"))]
     body = "\n".join(_chart(name, curves) for name, curves in charts if curves)
-    partial = path.with_suffix(".partial")
-    partial.write_text(
-        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
-        "<style>body{font:14px sans-serif;color:#222;background:#fff}svg{margin:8px}</style>"
-        f"<h1>{html.escape(title)}</h1><p>Horizontal: optimiser steps. The figure behind a name is "
-        f"the last one; pointing at a curve names it.</p>\n{body}\n",
-        encoding="utf-8",
-    )
-    os.replace(partial, path)
+    with written_whole(path) as partial:
+        partial.write_text(
+            f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
+            "<style>body{font:14px sans-serif;color:#222;background:#fff}svg{margin:8px}</style>"
+            f"<h1>{html.escape(title)}</h1><p>Horizontal: optimiser steps. The figure behind a "
+            f"name is the last one; pointing at a curve names it.</p>\n{body}\n",
+            encoding="utf-8",
+        )
 
 
 def _curves(lines: Sequence[dict], key: str) -> list[Curve]:

@@ -23,6 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from dart_core.disk import disk_told
 from dart_core.errors import ArenaError
 from dart_core.heads import default_taps
 from dart_core.progress import ProgressBar, duration, size
@@ -32,6 +33,7 @@ from dart_core.training.states import TOP_K, Features, compute_features, target_
 __all__ = ["FeatureCache", "Features", "RecomputedFeatures", "target_features", "write_cache"]
 
 SHARD_SEQUENCES = 64
+GO_ON = "the same command goes on behind the last whole file"
 
 
 def bytes_per_token(model, taps: tuple[int, ...], top_k: int) -> int:
@@ -80,7 +82,8 @@ def write_cache(
     ArenaError where the folder holds other data, or where the disk has no room.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with disk_told("target features", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     taps = taps or default_taps(model.config.num_hidden_layers)
     settings = {"taps": list(taps), "top_k": top_k, "sequences": len(sequences), **(facts or {})}
     _claim(folder, settings)
@@ -105,8 +108,12 @@ def write_cache(
         group = _group(sequences, shard)
         tensors = _shard(model, group, taps, top_k, batch_tokens, computed)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
-        save_file(tensors, partial)
-        partial.rename(path)
+        with disk_told("target features", folder, GO_ON):
+            try:
+                save_file(tensors, partial)
+                partial.rename(path)
+            finally:
+                partial.unlink(missing_ok=True)
     bar.close()
 
 
@@ -158,8 +165,9 @@ def _claim(folder: Path, settings: dict) -> None:
             )
         return
     partial = folder / f"cache.{os.getpid()}.tmp"
-    partial.write_text(json.dumps(settings, indent=1))
-    partial.rename(path)
+    with disk_told("target features", folder):
+        partial.write_text(json.dumps(settings, indent=1))
+        partial.rename(path)
 
 
 def _shard(

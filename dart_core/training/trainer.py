@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from dart_core.errors import ArenaError
+from dart_core.errors import ArenaError, Terminated
 from dart_core.heads import DartHead, Eagle3Head, save_head
 from dart_core.training.batches import BatchSource, choose_anchors
 from dart_core.training.checkpoints import Checkpoint
@@ -114,7 +114,7 @@ def train(
         save_narrow(head, output)
     if stop.agreed:
         log(f"stopped at step {progress.step}; the same command goes on from there")
-        raise KeyboardInterrupt
+        raise stop.heard
     if main:
         watch.end()
     return progress
@@ -147,6 +147,7 @@ class _Stop:
 
     def __init__(self):
         self.wanted, self.agreed, self.before = 0.0, 0.0, {}
+        self.heard: type[KeyboardInterrupt] = KeyboardInterrupt  # of several processes, anybody's
 
     def __enter__(self) -> _Stop:
         if threading.current_thread() is threading.main_thread():
@@ -160,6 +161,8 @@ class _Stop:
 
     def _hear(self, number: int, _) -> None:
         self.wanted = 1.0
+        if number == signal.SIGTERM:
+            self.heard = Terminated
         signal.signal(number, self.before[number])
 
 

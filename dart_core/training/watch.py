@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from dart_core.disk import disk_told, written_whole
 from dart_core.heads import DartHead, Eagle3Head
+from dart_core.training.checkpoints import GO_ON
 from dart_core.training.curves import write_curves
 from dart_core.training.figures import HeldOut
 from dart_core.training.schedule import Progress, TrainSettings, learning_rate
@@ -129,9 +130,8 @@ class Journal:
     def __init__(self, output: Path, step: int, title: str):
         self.path, self.page, self.title = output / "log.jsonl", output / "curves.html", title
         self.lines = [line for line in self._read() if line["step"] <= step and step > 0]
-        partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
-        os.replace(partial, self.path)
+        with disk_told("the log", self.path), written_whole(self.path) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
 
     def _read(self) -> list[dict]:
         lines = []
@@ -145,12 +145,13 @@ class Journal:
     def add(self, line: dict) -> None:
         """Append a line."""
         self.lines.append(line)
-        with self.path.open("a") as file:
+        with disk_told("the log", self.path, GO_ON), self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def draw(self) -> None:
         """Write the curves of all lines so far."""
-        write_curves(self.lines, self.page, self.title)
+        with disk_told("the curves", self.page, GO_ON):
+            write_curves(self.lines, self.page, self.title)
 
 
 def _row(values: list[float]) -> str:
