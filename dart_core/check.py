@@ -44,9 +44,9 @@ class Verdict:
     """An engine's output against plain decoding's.
 
     position: index into the output of the first difference, None when equal. expected, found: the
-    two tokens there, None where an output had ended. gap: how far plain decoding's logits set its
-    token above the other. difference: the largest one between the two rows of logits. bound: what
-    rounding may make of it.
+    two tokens there, None where an output had ended. gap: how far plain decoding's row sets its
+    token above the other, in logits, the noise of a sampled draw included. difference: the largest
+    one between the two rows of logits. bound: what rounding may make of it.
     """
 
     status: Literal["equal", "tie", "DIFFERENT"]
@@ -149,17 +149,18 @@ def _judge(row, other, position, expected, found, prompt_length, sampling) -> Ve
     rounding, row, other = ROUNDING[row.dtype], row.float(), other.float()
     difference = float((row - other).abs().max())
     bound = rounding * float(row.abs().max())
+    place = prompt_length + position
+    race = _race(row, place, sampling)
     figures = {
         "position": position,
         "expected": expected,
         "found": found,
-        "gap": float(row[expected] - row[found]),
+        "gap": float(race[expected] - race[found]),
         "difference": difference,
         "bound": bound,
     }
     if not difference <= bound:  # also where it is NaN
         return Verdict("DIFFERENT", **figures, reason="more than rounding")
-    place = prompt_length + position
     for token, own, moved in ((found, row, other), (expected, other, row)):
         if not _explains(own, moved, token, difference, place, sampling):
             reason = f"no such difference makes the target draw {token}"
@@ -176,16 +177,20 @@ def _explains(row, moved, token: int, size: float, place: int, sampling: Samplin
     that beat it in the race, which pushes them under a boundary.
     """
     sampler = Sampler(sampling)
-    scale, race = 1.0, row.double()
-    if not sampling.greedy:
-        ids = torch.arange(len(row), device=row.device)
-        scale = sampling.temperature
-        race = race / scale + gumbel_noise(sampling.seed, place, ids)
-    ahead = (scale * (race - race[token])).clamp(min=0).float()
+    race = _race(row, place, sampling)
+    ahead = (race - race[token]).clamp(min=0).float()
     lowered, fitted = row - size, row + (size - ahead).clamp(min=-size)
     lowered[token] = fitted[token] = row[token] + size
     rows = (moved, lowered, fitted) if size else (row,)
     return any(sampler.draw(candidate, place) == token for candidate in rows)
+
+
+def _race(row, place: int, sampling: SamplingParams) -> torch.Tensor:
+    """What the largest is drawn of, in logits: a sampled draw adds the noise of its place."""
+    if sampling.greedy:
+        return row.double()
+    ids = torch.arange(len(row), device=row.device)
+    return row.double() + sampling.temperature * gumbel_noise(sampling.seed, place, ids)
 
 
 def replay_row(

@@ -24,6 +24,7 @@ from dart_core.check import (
     Verdict,
     Verdicts,
     _explains,
+    _judge,
     compare,
     measure_rounding,
     own_flip,
@@ -184,6 +185,21 @@ def test_what_a_perturbation_explains_at_the_boundary():
             assert _explains(row, row, 2, 0.001, 7, sampling)
             assert not _explains(row, row, 2, 0.0004, 7, sampling)
     assert found
+
+
+def test_the_gap_of_a_sampled_tie_holds_the_noise():
+    """Two rows no further apart than ``difference`` cannot tip a race that is decided by more."""
+    generator = torch.Generator().manual_seed(0)
+    sampling, ties = SamplingParams(0.7, seed=5), 0
+    for place in range(400):
+        row = (3 * torch.randn(12, generator=generator)).bfloat16()
+        other = (row + 0.1 * torch.randn(12, generator=generator)).bfloat16()
+        drawn = [Sampler(sampling).draw(each, place) for each in (row, other)]
+        if drawn[0] != drawn[1]:
+            verdict = _judge(row, other, place, *drawn, 0, sampling)
+            ties += verdict.status == "tie"
+            assert 0 <= verdict.gap <= 2 * verdict.difference
+    assert ties > 3
 
 
 def test_stated_bounds_hold_on_another_model():
