@@ -46,9 +46,9 @@ def stand_before(
     prefix = urlsplit(root_path).path.rstrip("/")
     members = Members(app, prefix, asked=bool(auth))
     checks: list[Check] = [lambda scope, headers: _known(route(scope, prefix)), members.check]
-    if on_space():  # which has no password, and whose hub's own pages look in
+    if on_space():
         os.environ.setdefault("FORWARDED_ALLOW_IPS", PRIVATE)  # who tells whose a request is
-    else:
+    if auth or not on_space():  # an open Space's hub may look in from its own pages
         checks.append(own_site)
     if host in LOCAL and not (share or root_path or on_space()):
         remedy = f"behind a proxy, say so: --root-path http://NAME:{port}"

@@ -31,7 +31,8 @@ def share_fairly(page: gr.Blocks) -> None:
         theirs = sum(visitor(event.request.scope) == who for event in waiting + running)
         if theirs + coming[who] >= EACH:
             raise HTTPException(
-                429, f"{EACH} of your runs are under way or wait already: stop one, or wait."
+                429,
+                f"{EACH} runs from your address are under way or wait already: stop one, or wait.",
             )
         coming[who] += 1
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 import threading
 from html import escape
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from dart_core.errors import ArenaError
 
 KEPT_LINES = 100
 CLIENT_SECONDS = 5.0  # for a request to come in
+CLIENTS = 200  # at once, each with a thread; more are sent away
 CLOSING_SECONDS = 0.1  # at most, from asking the server to end until it does
 
 # The page asks for itself again and again: new lines are put in place, and once the real page
@@ -111,7 +113,20 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], waiting: Waiting):
         self.waiting = waiting
+        self._places = threading.BoundedSemaphore(CLIENTS)
         super().__init__(address, _Handler)
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: socket.socket, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer's asks the network for this machine's name

@@ -41,9 +41,9 @@ class Limits:
 
     body: int = 1 << 20
     bodies: Mapping[str, int] = field(default_factory=dict)
-    open_each: int = 64
-    open_all: int = 512
-    silence: float = 30.0
+    open_each: int = 256
+    open_all: int = 800
+    silence: float = 120.0
 
 
 class Gate:
@@ -92,7 +92,8 @@ class Gate:
         if self._open.total() >= self.limits.open_all:
             return 503, "too many requests are under way: try again in a moment"
         if who is not None and self._open[who] >= self.limits.open_each:
-            return 429, f"{self.limits.open_each} of your requests are under way: close some tabs"
+            each = self.limits.open_each
+            return 429, f"{each} requests from your address are under way: close some tabs"
         return None
 
     async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY = 2 << 20  # bytes
 QUEUE = 16
 SHARE = 4  # a visitor may have one place in so many
-OPEN = 128  # requests under way, most of them refused soon: the device takes one at a time
+OPEN_EACH, OPEN_ALL = 32, 128  # requests under way: the device takes one at a time
 ANSWER_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -138,7 +138,7 @@ class Device:
         each = max(1, self.queue // SHARE)
         if who is not None and list(self._runs.values()).count(who) >= each:
             raise RequestError(
-                f"{each} of your requests run or wait already: try again when one is done",
+                f"{each} requests from your address run or wait already: try again when one ends",
                 status=429,
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
@@ -208,7 +208,7 @@ class ChatServer:
                     Exception: _fail,
                 },
             ),
-            Limits(body=MAX_BODY, open_all=OPEN),
+            Limits(body=MAX_BODY, open_each=OPEN_EACH, open_all=OPEN_ALL),
             checks,
             told=_told,
             headers=ANSWER_HEADERS,

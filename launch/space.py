@@ -6,6 +6,8 @@ ZeroGPU every run rents its GPU. What a Space's owner may set, as its variables:
     DART_ARENA_PRESET      a preset, or "recordings"; default: qwen3-4b with a GPU, else recordings
     DART_ARENA_NGRAM       small (the default), full or off
     DART_ARENA_NEW_TOKENS  longest answer that the page starts with; default 512, on ZeroGPU 256
+    DART_ARENA_AUTH        accounts, USER:PASSWORD, one a line; a secret, not a variable: the page
+                           asks everybody for one of them
     GRADIO_SERVER_NAME, GRADIO_SERVER_PORT   default: 0.0.0.0, 7860
 """
 
@@ -30,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a Space does not install the package
 
 import dart_core  # noqa: E402
+from app.access import accounts  # noqa: E402
 from app.facts import without_folders  # noqa: E402
 from app.waiting import Waiting  # noqa: E402
 from dart_core.errors import ArenaError  # noqa: E402
@@ -53,11 +56,13 @@ def main() -> None:
     host = os.environ.get("GRADIO_SERVER_NAME") or "0.0.0.0"
     port = whole("GRADIO_SERVER_PORT", 7860, 65535)
     tokens = whole("DART_ARENA_NEW_TOKENS", 0, MAX_LENGTH - 1)  # 0: by what there is
+    auth = accounts([])
     waiting = Waiting(host, port)
 
     def say(line: str) -> None:
         print(line, flush=True)
-        waiting.say(without_folders(line))
+        if not auth:
+            waiting.say(without_folders(line))
 
     arena = page = None
     try:
@@ -79,7 +84,7 @@ def main() -> None:
             arena.warm_up(say)
         tokens = tokens or (512 if gpu is None else 256)
         page = build_page(arena, max_new_tokens=tokens, recordings=SHIPPED)
-        local, _ = launch(page, host=host, port=port, waiting=waiting)
+        local, _ = launch(page, host=host, port=port, auth=auth, waiting=waiting)
         print(f"Running on {local}", flush=True)
         threading.Event().wait()
     finally:

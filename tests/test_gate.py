@@ -166,7 +166,10 @@ def test_nobody_has_more_than_some_requests_open_and_all_together_no_more_than_o
         await asyncio.sleep(0.01)
         refused = lines[-1][0]
         assert refused.status == 429
-        assert "3 of your requests are under way" in json.loads(refused.sent[1]["body"])["detail"]
+        assert (
+            "3 requests from your address are under way"
+            in json.loads(refused.sent[1]["body"])["detail"]
+        )
         assert dict(refused.sent[0]["headers"])[b"retry-after"]
         lines += [begin("203.0.113.2"), *(begin("127.0.0.1") for _ in range(5))]
         await asyncio.sleep(0.01)

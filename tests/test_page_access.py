@@ -425,7 +425,10 @@ def test_nobody_fills_the_queue_alone(site):
         assert len(taken) == EACH
         refused = next(answer for answer in answers if answer.status_code != 200)
         assert refused.status_code == 429
-        assert f"{EACH} of your runs are under way or wait already" in refused.json()["detail"]
+        assert (
+            f"{EACH} runs from your address are under way or wait already"
+            in refused.json()["detail"]
+        )
         assert site.join(event, "b", second).status_code == 200  # others are let in
         assert site.join(event, "own").status_code == 200
         cancel = {
@@ -563,6 +566,13 @@ def test_a_local_page_has_a_local_name(site):
     assert site.http.get("/", headers={"host": "localhost:5"}).status_code == 200
 
 
+def test_behind_a_proxy_it_has_the_name_that_it_is_given(folder):
+    with served(folder, root_path="http://arena.example") as site:
+        for host in ("arena.example", "localhost"):
+            answer = site.http.get("/config", headers={"host": host})
+            assert answer.json()["root"] == "http://arena.example"
+
+
 def test_another_sites_page_cannot_start_a_run(site):
     headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
     answer = site.http.post(JOIN, json={"data": []}, headers=headers)
@@ -615,7 +625,8 @@ def test_with_the_password_there_is_the_page(closed_site, account):
         assert http.answer.status_code == 200
         assert http.get("/config").status_code == 200
         text = http.get("/").text
-        assert "Run the race" in text and account[1] not in text
+        assert "Run the race" in text and account[1] not in text + http.get("/config").text
+        assert http.get("/config", headers={"host": "arena.example"}).status_code == 200
         assert http.post(UPLOAD, files={"files": ("a.json", b"{}")}).status_code == 200
         http.get("/logout")
         assert http.get("/config").status_code == 401

@@ -104,6 +104,33 @@ def test_a_client_that_says_nothing_holds_nobody_up(port):
         assert binds(port)
 
 
+def answers(port: int) -> bool:
+    try:
+        return ask(port, "/healthz")[0] == 503
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def until(condition, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_so_many_clients_have_a_thread_and_no_more(port, monkeypatch):
+    monkeypatch.setattr("app.waiting.CLIENTS", 3)
+    monkeypatch.setattr("app.waiting._Handler.timeout", 60.0)
+    with Waiting(HOST, port):
+        silent = [socket.create_connection((HOST, port), timeout=30) for _ in range(3)]
+        until(lambda: not answers(port))  # once all three have been taken in
+        assert sum("process_request_thread" in t.name for t in threading.enumerate()) == 3
+        silent.pop().close()
+        until(lambda: answers(port))
+        for client in silent:
+            client.close()
+
+
 def test_the_port_is_held_until_it_is_closed(port):
     waiting = Waiting(HOST, port)
     assert not binds(port)

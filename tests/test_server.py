@@ -453,7 +453,9 @@ def test_no_other_machine_has_the_queue_for_itself(gated):
         )
 
     first = ask("203.0.113.1")
-    with pytest.raises(openai.RateLimitError, match="1 of your requests run or wait") as refusal:
+    with pytest.raises(
+        openai.RateLimitError, match="1 requests from your address run or wait"
+    ) as refusal:
         ask("203.0.113.1")
     assert refusal.value.code == "rate_limit_exceeded"
     assert refusal.value.response.headers["retry-after"] == "1"

@@ -382,6 +382,34 @@ def test_a_number_that_is_none_is_refused_before_anything_is_loaded(space, monke
         space.main()
 
 
+def test_a_secret_asks_everybody_for_a_password(space, monkeypatch):
+    """Before the page is there as well: then nothing but that it loads is told."""
+
+    class Kept(space.Waiting):
+        def __init__(self, host, port):
+            super().__init__("127.0.0.1", 0)
+            waiting.append(self)
+
+    def load(say):
+        say("target: Secret-4B in 2 s")
+        return None, "no model is loaded"
+
+    def launch(page, **options):
+        asked.append(options["auth"])
+        raise KeyboardInterrupt
+
+    waiting, asked = [], []
+    monkeypatch.setenv("DART_ARENA_AUTH", "ada:s3cret")
+    monkeypatch.setattr(space, "Waiting", Kept)
+    monkeypatch.setattr(space, "build_extension", lambda say: None)
+    monkeypatch.setattr(space, "load", load)
+    monkeypatch.setattr("app.serve.launch", launch)
+    with pytest.raises(KeyboardInterrupt):
+        space.main()
+    assert asked == [[("ada", "s3cret")]]
+    assert "Secret-4B" not in waiting[0].page()
+
+
 def test_a_crash_while_loading_leaves_the_recordings(space, monkeypatch, caplog):
     from dart_core.engine import Engine
 
