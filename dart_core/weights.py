@@ -6,14 +6,14 @@ already there is quick.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 from dart_core.errors import ArenaError
+from dart_core.json_file import read_object
 from dart_core.memory import is_out_of_memory
 from dart_core.presets import DEMO_ASSETS, DEMO_TARGET
 from dart_core.references import MODELSCOPE, Remote, local_path, parse_remote
@@ -128,12 +128,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """``config.json`` of a model's folder. Raises ArenaError where it is damaged."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"expected a JSON object, found a {type(config).__name__}")
+        return read_object(path)
     except (OSError, ValueError) as error:
         raise ArenaError(f"{path} cannot be loaded ({error}); get it again") from None
-    return config
 
 
 def client(remote: Remote):
@@ -169,15 +166,31 @@ def _require_shards(folder: Path, reference: str) -> None:
     """Raises ArenaError that names the first weight file of the index that is not there."""
     index = folder / "model.safetensors.index.json"
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = set(read_object(index)["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return  # transformers says what is wrong with it
+    for shard in shards:
+        if not _is_inside(shard):
+            raise ArenaError(
+                f"target {reference!r}: {index} names the weight file {shard!r:.60}, which is no "
+                "file in its folder; get the model's files again, from whom you trust"
+            )
     missing = sorted(shard for shard in shards if not (folder / shard).exists())
     if missing:
         raise ArenaError(
             f"target {reference!r}: no {missing[0]} in {folder}, {len(missing)} of {len(shards)} "
             "weight files missing; get the model's files again"
         )
+
+
+def _is_inside(name: object) -> bool:
+    """Does a name read from a file stay in that file's folder?"""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    return not any(  # of another system too: the folder may go there
+        path.is_absolute() or path.drive or ".." in path.parts
+        for path in (PurePosixPath(name), PureWindowsPath(name))
+    )
 
 
 @contextmanager

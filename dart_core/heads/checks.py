@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from dart_core.errors import ArenaError
-from dart_core.heads.config import HeadConfig, flatten
-from dart_core.heads.layers import DraftHead
+from dart_core.heads.config import HeadConfig, check_values, flatten
+from dart_core.heads.layers import DraftHead, rope_table
 from dart_core.presets import Sizes
 from dart_core.trio import partner_hint
 
 PUBLISHED_DRAFT_LENGTH = 7
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 KIND_NAMES = {
     "dart": "a DART head",
     "eagle3": "an EAGLE3 head",
@@ -30,7 +32,8 @@ KIND_NAMES = {
 
 
 def require_head_config(raw: dict[str, Any], kind: str) -> None:
-    """Refuse a whole model by its config, before gigabytes of it are read."""
+    """Refuse a whole model by its config, before gigabytes of it are read; and damaged values."""
+    check_values(raw)
     layers = flatten(raw).get("num_hidden_layers")
     if raw.get("draft_vocab_size") is None and isinstance(layers, int) and layers > 1:
         raise _wrong_kind("model", kind)
@@ -96,7 +99,7 @@ def refuse_unsupported(raw: dict[str, Any], tensors: dict[str, Tensor]) -> None:
             (has("q_norm.", "k_norm."), "q_norm and k_norm in its attention"),
             (has("layers."), "more than one layer"),
             (setting("use_aux_hidden_state") is False, "use_aux_hidden_state false"),
-            (activation != "silu", f"hidden_act {activation!r} instead of 'silu'"),
+            (activation != "silu", f"hidden_act {activation!r:.60} instead of 'silu'"),
         )
         if present
     ]
@@ -218,6 +221,22 @@ def require_fit(config: HeadConfig, target: Any) -> None:
         )
 
 
+def require_rope(config: HeadConfig) -> None:
+    """Scaled RoPE must be of a kind that transformers knows, and give numbers."""
+    if config.rope_scaling is None:
+        return
+    try:
+        tables = rope_table(config, 2, dtype=torch.float32, device="cpu")
+        reason = "" if all(table.isfinite().all() for table in tables) else "infinite angles"
+    except Exception as error:  # each kind has its own
+        reason = f"{type(error).__name__} {error}"
+    if reason:
+        raise ArenaError(
+            f"rope_scaling {config.rope_scaling!r:.80} is of no use ({reason!r:.80}); expected one "
+            "of transformers' kinds with its factors"
+        )
+
+
 def settle_vocabulary_map(
     config: HeadConfig, tensors: dict[str, Tensor], warn: Callable[[str], None]
 ) -> None:
@@ -239,7 +258,7 @@ def settle_vocabulary_map(
             f"{missing} missing: the head drafts {config.draft_vocab_size} of "
             f"{config.vocab_size} tokens, and without d2t it is unknown which"
         )
-    if d2t.is_floating_point() or d2t.shape != (config.draft_vocab_size,):
+    if d2t.dtype not in INTEGERS or d2t.shape != (config.draft_vocab_size,):
         raise ArenaError(
             f"d2t is {d2t.dtype} {list(d2t.shape)}; integers [{config.draft_vocab_size}] were "
             "expected, one offset per row of lm_head"
@@ -253,10 +272,19 @@ def settle_vocabulary_map(
             f"{config.vocab_size}; it must hold offsets (token id - draft id)"
         )
     if "t2d" in tensors:
+        if tensors["t2d"].dtype not in INTEGERS:
+            raise ArenaError(f"t2d is {tensors['t2d'].dtype}; booleans were expected")
         tensors["t2d"] = tensors["t2d"].bool()
     else:
         seen = torch.zeros(config.vocab_size, dtype=torch.bool)
         tensors["t2d"] = seen.index_fill_(0, targets, True)
+
+
+def listed(names: list[str], most: int = 8) -> str:
+    """Names that a file gave, in words of one line."""
+    shown = [name if name.isprintable() and len(name) <= 80 else f"{name!r:.80}" for name in names]
+    more = len(names) - most
+    return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def require_exact(head: DraftHead, tensors: dict[str, Tensor]) -> None:
@@ -266,7 +294,7 @@ def require_exact(head: DraftHead, tensors: dict[str, Tensor]) -> None:
     if missing := sorted(expected.keys() - tensors.keys()):
         problems.append(f"missing tensors: {', '.join(missing)}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
-        problems.append(f"unexpected tensors: {', '.join(unexpected)}")
+        problems.append(f"unexpected tensors: {listed(unexpected)}")
     shared = [name for name in expected if name in tensors]
     if misshaped := [
         f"{name} is {list(tensors[name].shape)} instead of {list(expected[name])}"
@@ -274,6 +302,14 @@ def require_exact(head: DraftHead, tensors: dict[str, Tensor]) -> None:
         if tuple(tensors[name].shape) != expected[name]
     ]:
         problems.append("wrong shapes: " + ", ".join(misshaped))
+    if mistyped := [
+        f"{name} is {tensors[name].dtype}"
+        for name in shared
+        if name not in ("d2t", "t2d") and tensors[name].dtype not in FLOATS
+    ]:
+        problems.append(f"numbers of another kind than a head's: {', '.join(mistyped)}")
+    if problems:
+        raise ArenaError("; ".join(problems))
     if broken := [name for name in shared if not torch.isfinite(tensors[name]).all()]:
         problems.append(f"NaN or infinite values in: {', '.join(broken)}")
     if problems:

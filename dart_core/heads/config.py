@@ -7,14 +7,15 @@ gathered here: where the RoPE base stands, and how the tapped target layers are 
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dart_core.errors import ArenaError
+from dart_core.json_file import read_object
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,18 @@ AUX_LAYER_KEYS = (
 AUX_CONVENTION_KEY = (
     "aux_hidden_state_convention"  # "input" | "output": says outright what the list means
 )
+_MAX_SIZE = 2**24  # of a dimension: what a damaged number asks for stays small
+_MAX_LAYERS = 2**16
+_MAX_REAL = 1e15
+_WHOLE = (
+    *((key, 1, _MAX_SIZE) for key in (
+        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+        "head_dim", "vocab_size", "draft_vocab_size", "target_hidden_size",
+    )),
+    ("max_position_embeddings", 1, 2**40),
+    ("num_hidden_layers", 0, _MAX_LAYERS),
+    ("draft_length", 0, 256),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +101,30 @@ class HeadConfig:
         absent = [key for key in required if flat.get(key) is None]
         if absent:
             raise ArenaError(f"head config lacks {', '.join(absent)}")
-        try:
-            heads = int(flat["num_attention_heads"])
-            draft_length = flat.get("draft_length")
-            theta, scaling = read_rope(flat)
-            config = cls(
-                hidden_size=int(flat["hidden_size"]),
-                intermediate_size=int(flat["intermediate_size"]),
-                num_attention_heads=heads,
-                num_key_value_heads=int(flat.get("num_key_value_heads") or heads),
-                head_dim=int(flat.get("head_dim") or int(flat["hidden_size"]) // heads),
-                vocab_size=int(flat["vocab_size"]),
-                draft_vocab_size=int(flat.get("draft_vocab_size") or flat["vocab_size"]),
-                target_hidden_size=int(flat.get("target_hidden_size") or flat["hidden_size"]),
-                draft_length=None if draft_length is None else int(draft_length),
-                rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
-                rope_theta=theta,
-                rope_scaling=scaling,
-                max_position_embeddings=int(flat.get("max_position_embeddings") or 2048),
-                aux_layers=read_aux_layers(raw, note),
+        check_values(raw)
+        heads = flat["num_attention_heads"]
+        theta, scaling = read_rope(flat)
+        config = cls(
+            hidden_size=flat["hidden_size"],
+            intermediate_size=flat["intermediate_size"],
+            num_attention_heads=heads,
+            num_key_value_heads=flat.get("num_key_value_heads") or heads,
+            head_dim=flat.get("head_dim") or flat["hidden_size"] // heads,
+            vocab_size=flat["vocab_size"],
+            draft_vocab_size=flat.get("draft_vocab_size") or flat["vocab_size"],
+            target_hidden_size=flat.get("target_hidden_size") or flat["hidden_size"],
+            draft_length=flat.get("draft_length"),
+            rms_norm_eps=1e-6 if flat.get("rms_norm_eps") is None else float(flat["rms_norm_eps"]),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_position_embeddings=flat.get("max_position_embeddings") or 2048,
+            aux_layers=read_aux_layers(raw, note),
+        )
+        if heads % config.num_key_value_heads or config.head_dim % 2:
+            raise ArenaError(
+                f"head config: {heads} heads over {config.num_key_value_heads} key/value heads of "
+                f"{config.head_dim}; expected a multiple, and an even size"
             )
-        except ArenaError:
-            raise
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise ArenaError(f"head config holds a value that makes no sense: {error}") from error
-        if config.draft_length is not None and config.draft_length < 0:
-            raise ArenaError(f"head config: draft_length {draft_length} is negative")
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,12 +183,42 @@ def read_config_json(folder: Path) -> dict[str, Any]:
             f"{path}: no config.json; a draft head folder holds config.json and one weight file"
         )
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return read_object(path)
+    except ValueError as error:
         raise ArenaError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise ArenaError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-    return raw
+
+
+def check_values(raw: dict[str, Any]) -> None:
+    """Raises ArenaError for a value of a ``config.json`` that no head can have, by its name.
+
+    Keys that are missing or null are let pass: what is required is for ``from_dict`` to say.
+    """
+    flat = flatten(raw)
+
+    def require(section: dict[str, Any], key: str, fits: Callable[[Any], bool], words: str) -> None:
+        value = section.get(key)
+        if value is not None and not fits(value):
+            raise ArenaError(
+                f"head config holds a value that makes no sense: {key} is {value!r:.60}; "
+                f"expected {words}"
+            )
+
+    for key, low, high in _WHOLE:
+        require(
+            flat,
+            key,
+            lambda value, low=low, high=high: type(value) is int and low <= value <= high,
+            f"a whole number from {low} to {high}",
+        )
+    require(flat, "rms_norm_eps", lambda value: _is_real(value) and value <= 1, "0 to 1")
+    for key in ("rope_parameters", "rope_scaling"):
+        require(flat, key, lambda value: isinstance(value, dict), "an object")
+    for section in (flat, flat.get("rope_parameters") or {}, flat.get("rope_scaling") or {}):
+        require(section, "rope_theta", lambda value: _is_real(value) and value > 0, "above 0")
+
+
+def _is_real(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _MAX_REAL and math.isfinite(value)
 
 
 def flatten(raw: dict[str, Any]) -> dict[str, Any]:
@@ -214,12 +255,14 @@ def read_aux_layers(
             layers = section.get(key)
             if layers is None:
                 continue
-            if not isinstance(layers, list) or not all(isinstance(layer, int) for layer in layers):
-                raise ArenaError(f"{key} is {layers!r}; a list of layer numbers was expected")
+            if not isinstance(layers, list) or not all(
+                type(layer) is int and -1 <= layer < _MAX_LAYERS for layer in layers
+            ):
+                raise ArenaError(f"{key} is {layers!r:.60}; a list of layer numbers was expected")
             if len(layers) != 3:
                 raise ArenaError(
-                    f"{key} lists {len(layers)} target layers {layers}; heads that fuse exactly 3 "
-                    "are supported"
+                    f"{key} lists {len(layers)} target layers {layers!r:.60}; heads "
+                    "that fuse exactly 3 are supported"
                 )
             convention = section.get(AUX_CONVENTION_KEY) or raw.get(AUX_CONVENTION_KEY)
             if convention not in ("input", "output"):
