@@ -40,6 +40,20 @@ void ImportJournal::save(const std::string& path, const std::string& identity) c
   file.commit();
 }
 
+bool ImportJournal::fits(std::uint64_t nodes, std::uint64_t bytes) const {
+  if (nodes_read < 1 || nodes_read > nodes || offset > bytes || parents > nodes_read ||
+      largest_token > kMaxVocabSize || run_ends.empty() || run_ends.back() != nodes_read - 1 ||
+      !std::ranges::is_sorted(run_ends)) {
+    return false;
+  }
+  std::uint64_t records = 0;
+  for (const std::uint64_t level : entries) {
+    if (level > nodes) return false;
+    records += level;
+  }
+  return records == nodes_read - 1;
+}
+
 std::optional<ImportJournal> ImportJournal::load(const std::string& path,
                                                  const std::string& identity) {
   std::vector<std::uint64_t> words;

@@ -25,6 +25,9 @@ struct ImportJournal {
   // Puts the journal in place, whole. What it speaks of must be on the disk already.
   void save(const std::string& path, const std::string& identity) const;
 
+  // Can an import of `nodes` nodes from a file of `bytes` bytes have come so far?
+  bool fits(std::uint64_t nodes, std::uint64_t bytes) const;
+
   // Nothing where there is none, a damaged one, or one for another import.
   static std::optional<ImportJournal> load(const std::string& path, const std::string& identity);
 };

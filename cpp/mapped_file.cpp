@@ -1,22 +1,18 @@
 #include "mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "errors.h"
+#include "open_file.h"
 
 namespace dart {
 
 MappedFile::MappedFile(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw_errno(path);
-  struct stat status{};
-  int failure = ::fstat(fd, &status) == 0 ? 0 : errno;
-  if (failure == 0 && S_ISDIR(status.st_mode)) failure = EISDIR;
-  if (failure == 0 && status.st_size > 0) {
-    size_ = static_cast<std::size_t>(status.st_size);
+  std::uint64_t size = 0;
+  const int fd = open_to_read(path, size);
+  int failure = 0;
+  if (size > 0) {
+    size_ = static_cast<std::size_t>(size);
     void* memory = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
       failure = errno;

@@ -23,7 +23,6 @@ struct Input {
 
 Header common_header(const std::list<Input>& inputs) {
   Header header = inputs.front().trie.header();
-  header.root_total = 0;
   for (const Input& input : inputs) {
     const Header& other = input.trie.header();
     if (other.order != header.order) {
@@ -37,7 +36,6 @@ Header common_header(const std::list<Input>& inputs) {
                       inputs.front().trie.path() + ": their token ids mean different things");
     }
     header.vocab_size = std::max(header.vocab_size, other.vocab_size);
-    header.root_total += other.root_total;
   }
   return header;
 }
@@ -50,7 +48,7 @@ void merge_ngrams(const std::vector<std::string>& paths, const std::string& outp
   for (const std::string& path : paths) inputs.emplace_back(path);
   const Header header = common_header(inputs);
   TrieWriter writer(output, static_cast<int>(header.order), header.vocab_size, header.fingerprint);
-  writer.add(0, header.root_total);
+  for (const Input& input : inputs) writer.add(0, input.trie.header().root_total);
 
   for (;;) {
     const Input* first = nullptr;

@@ -52,8 +52,7 @@ TrieWriter::TrieWriter(std::string path, std::string temporary,
 }
 
 void TrieWriter::enter(int depth, std::uint32_t token, std::int64_t count) {
-  if (depth < 1 || depth > order_ || depth > depth_ + 1 || token >= header_.vocab_size ||
-      (depth <= depth_ && token <= path_[depth - 1])) {
+  if (!takes(depth, token)) {
     throw std::logic_error("n-grams must reach the writer in ascending path order");
   }
   close_from(depth);
@@ -61,8 +60,8 @@ void TrieWriter::enter(int depth, std::uint32_t token, std::int64_t count) {
   path_[depth - 1] = token;
   counts_[depth] = count;
   if (++entries(depth) > kMaxEntries) {
-    throw DataError("more than " + std::to_string(kMaxEntries) + " n-grams of " +
-                    std::to_string(depth) + " tokens: reduce the input first");
+    throw DataError(file_ + " cannot be written: more than " + std::to_string(kMaxEntries) +
+                    " n-grams of " + std::to_string(depth) + " tokens; reduce the input first");
   }
   if (depth == 1) {
     present_[token] = 1;
@@ -80,7 +79,7 @@ void TrieWriter::close_from(int depth) {
     const std::int64_t count = counts_[depth_];
     if (count > std::numeric_limits<std::int32_t>::max() ||
         count < std::numeric_limits<std::int32_t>::min()) {
-      throw DataError("an n-gram's count is " + std::to_string(count) + ", beyond 32 bits");
+      too_large("32");
     }
     const auto word = static_cast<std::uint32_t>(static_cast<std::int32_t>(count));
     if (depth_ == 1) {
@@ -89,6 +88,11 @@ void TrieWriter::close_from(int depth) {
       count_[depth_].push(word);
     }
   }
+}
+
+void TrieWriter::too_large(const char* bits) const {
+  throw DataError(file_ + " cannot be written: a count of its n-grams takes more than " + bits +
+                  " bits");
 }
 
 void TrieWriter::finish() {

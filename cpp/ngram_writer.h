@@ -25,10 +25,19 @@ class TrieWriter {
   // and closes all open ones from `depth` on. Siblings come in ascending token order.
   void enter(int depth, std::uint32_t token, std::int64_t count = 0);
 
-  // Adds to the count of the open n-gram at `depth`; depth 0 is the root.
-  void add(int depth, std::int64_t count) { counts_[depth] += count; }
+  // Can enter() be called so?
+  bool takes(int depth, std::uint32_t token) const {
+    return depth >= 1 && depth <= order_ && depth <= depth_ + 1 && token < header_.vocab_size &&
+           (depth > depth_ || token > path_[depth - 1]);
+  }
 
-  int depth() const { return depth_; }  // of the open path
+  // Adds to the count of the open n-gram at `depth`; depth 0 is the root.
+  void add(int depth, std::int64_t count) {
+    if (__builtin_add_overflow(counts_[depth], count, &counts_[depth])) too_large("64");
+  }
+
+  int depth() const { return depth_; }                                           // of the open path
+  std::uint64_t written(int depth) const { return header_.entries[depth - 1]; }  // so far
   std::span<const std::uint32_t> path() const { return {path_.data(), std::size_t(depth_)}; }
 
   // Closes everything and puts the file in place, whole.
@@ -36,6 +45,7 @@ class TrieWriter {
 
  private:
   void close_from(int depth);
+  [[noreturn]] void too_large(const char* bits) const;
   std::uint64_t& entries(int depth) { return header_.entries[depth - 1]; }
 
   std::string file_;

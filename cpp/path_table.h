@@ -48,15 +48,20 @@ class PathTable {
 
   // The path of a node that came already; false if it has no children.
   bool find(std::uint64_t node, Path& path) const {
-    if ((word(node).bits & bit(node)) == 0) return false;
-    std::memcpy(&path, place(node), sizeof(Path));
+    const std::uint64_t at = row(node);
+    if ((word(node).bits & bit(node)) == 0 || at >= rows_) return false;
+    std::memcpy(&path, paths_.data() + at * sizeof(Path), sizeof(Path));
     return true;
   }
 
   // Both parts of find(), for a node that came already, begin with a wait for memory; these two,
   // called some time before it in this order, shorten that.
   void fetch_word(std::uint64_t node) const { __builtin_prefetch(&word(node)); }
-  void fetch_path(std::uint64_t node) const { __builtin_prefetch(place(node)); }
+  void fetch_path(std::uint64_t node) const {
+    if (const std::uint64_t at = row(node); at < rows_) {
+      __builtin_prefetch(paths_.data() + at * sizeof(Path));
+    }
+  }
 
   std::uint64_t rows() const { return rows_; }
 
@@ -73,10 +78,10 @@ class PathTable {
 
   static std::uint64_t bit(std::uint64_t node) { return std::uint64_t{1} << (node % 64); }
   Word& word(std::uint64_t node) const { return reinterpret_cast<Word*>(words_.data())[node / 64]; }
-  const std::byte* place(std::uint64_t node) const {
+  // Beyond `rows_` where a file that an earlier process left has been damaged since.
+  std::uint64_t row(std::uint64_t node) const {
     const Word& here = word(node);
-    const auto ones = static_cast<std::uint64_t>(std::popcount(here.bits & (bit(node) - 1)));
-    return paths_.data() + (here.before + ones) * sizeof(Path);
+    return here.before + static_cast<std::uint64_t>(std::popcount(here.bits & (bit(node) - 1)));
   }
 
   MappedTable words_, paths_;

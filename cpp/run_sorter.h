@@ -119,8 +119,10 @@ class RunSorter {
     }
   };
 
+  // Few enough that the counts of 1 in one buffer add up within 32 bits.
   static std::size_t capacity(std::uint64_t memory_bytes) {
-    return std::max<std::uint64_t>(memory_bytes / sizeof(Record<Order>), 1024);
+    return std::clamp<std::uint64_t>(memory_bytes / sizeof(Record<Order>), 1024,
+                                     std::numeric_limits<std::int32_t>::max());
   }
 
   void sort_buffer() {

@@ -12,7 +12,8 @@ namespace {
 constexpr float kEpsilon = 1e-10F;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr float kNotAsked = std::numeric_limits<float>::quiet_NaN();
-constexpr std::uint64_t kMaxPool = std::uint64_t{1} << 24;
+constexpr int kMaxBeam = 4096;  // it is kept sorted by insertion
+constexpr std::uint64_t kMaxPool = std::uint64_t{1} << 22;
 
 // ln(probability + epsilon). The logarithm is taken in double and rounded, so that every machine
 // gets the same float.
@@ -21,12 +22,16 @@ float log_term(float probability) {
   return static_cast<float>(std::log(static_cast<double>(clamped + kEpsilon)));
 }
 
-bool usable(float weight) { return weight >= 0.0F && std::isfinite(weight); }
+// Larger ones would drive a score to infinity, and infinity times 0 to no number at all.
+constexpr float kMaxWeight = 1e6F;
+
+bool usable(float weight) { return weight >= 0.0F && weight <= kMaxWeight; }  // NaN is not
 
 void check_weights(const std::vector<float>& weights, int levels, const char* name) {
   if (static_cast<int>(weights.size()) != levels || !std::ranges::all_of(weights, usable)) {
     throw DataError(std::string(name) + " must be " + std::to_string(levels) +
-                    " numbers of at least 0, one per level; got " + std::to_string(weights.size()));
+                    " numbers from 0 to a million, one per level; got " +
+                    std::to_string(weights.size()));
   }
 }
 
@@ -34,13 +39,16 @@ void check_weights(const std::vector<float>& weights, int levels, const char* na
 
 TreePruner::TreePruner(std::shared_ptr<const Trie> trie, PrunerSettings settings)
     : trie_(std::move(trie)), settings_(std::move(settings)) {
-  if (settings_.levels < 1 || settings_.beam < 1) {
-    throw DataError("the pruner needs at least one level and a beam of at least 1; got " +
-                    std::to_string(settings_.levels) + " and " + std::to_string(settings_.beam));
+  if (settings_.levels < 1 || settings_.beam < 1 || settings_.beam > kMaxBeam) {
+    throw DataError("the pruner needs at least one level and a beam from 1 to " +
+                    std::to_string(kMaxBeam) + "; got " + std::to_string(settings_.levels) +
+                    " and " + std::to_string(settings_.beam));
   }
   check_weights(settings_.level_weights, settings_.levels, "level_weights");
   check_weights(settings_.logit_weights, settings_.levels, "logit_weights");
-  if (!usable(settings_.ngram_weight)) throw DataError("ngram_weight must be at least 0");
+  if (!usable(settings_.ngram_weight)) {
+    throw DataError("ngram_weight must be a number from 0 to a million");
+  }
   if (settings_.ngram_weight == 0.0F) trie_ = nullptr;
   unknown_term_ = log_term(0.0F) * settings_.ngram_weight;
   std::ranges::sort(settings_.eos_tokens);
@@ -50,7 +58,7 @@ TreePruner::TreePruner(std::shared_ptr<const Trie> trie, PrunerSettings settings
 int TreePruner::search(const PrunerInput& input, const PrunerOutput& output, PrunerPool* pool) {
   check(input);
   const std::lock_guard lock(mutex_);
-  reserve(input);
+  reserve(input, reach(input));
   const auto budget = static_cast<std::size_t>(input.budget);
   const auto beam = static_cast<std::uint64_t>(settings_.beam);
   tree_.clear();
@@ -87,13 +95,7 @@ void TreePruner::check(const PrunerInput& input) const {
     throw DataError("got candidates for " + std::to_string(input.levels) +
                     " levels, the pruner was made for " + std::to_string(settings_.levels));
   }
-  const std::uint64_t pool =
-      static_cast<std::uint64_t>(input.width) *
-      (1 + static_cast<std::uint64_t>(input.levels) * static_cast<std::uint64_t>(settings_.beam));
-  if (input.width < 0 || pool > kMaxPool) {
-    throw DataError("levels x beam x width asks for " + std::to_string(pool) +
-                    " candidates, more than " + std::to_string(kMaxPool));
-  }
+  if (input.width < 0) throw DataError("the width is negative: " + std::to_string(input.width));
   for (int level = 0; level < input.levels; ++level) {
     if (input.counts[level] < 0 || input.counts[level] > input.width) {
       throw DataError("level " + std::to_string(level) + " claims " +
@@ -105,10 +107,28 @@ void TreePruner::check(const PrunerInput& input) const {
   if (input.budget < 0) throw DataError("the budget is negative: " + std::to_string(input.budget));
 }
 
-void TreePruner::reserve(const PrunerInput& input) {
-  const auto width = static_cast<std::size_t>(input.width);
-  const auto beam = static_cast<std::size_t>(settings_.beam);
-  const std::size_t pool = width * (1 + static_cast<std::size_t>(input.levels) * beam);
+TreePruner::Reach TreePruner::reach(const PrunerInput& input) const {
+  const auto width = static_cast<std::uint64_t>(input.width);
+  const auto beam = static_cast<std::uint64_t>(settings_.beam);
+  Reach most;
+  std::uint64_t slots = 1;
+  for (int level = 0; level < input.levels; ++level) {
+    most.pool += slots * width;
+    if (most.pool > kMaxPool) {
+      throw DataError(std::to_string(input.levels) + " levels of " + std::to_string(width) +
+                      " candidates and a beam of " + std::to_string(beam) + " ask for more than " +
+                      std::to_string(kMaxPool) + " scores");
+    }
+    slots = std::min(beam, slots * width);
+    most.slots = std::max(most.slots, slots);
+  }
+  return most;
+}
+
+void TreePruner::reserve(const PrunerInput& input, const Reach& most) {
+  const auto beam = static_cast<std::size_t>(most.slots);
+  const auto pool = static_cast<std::size_t>(most.pool);
+  const std::size_t width = std::min(static_cast<std::size_t>(input.width), pool);
   const auto grow = [](auto& vector, std::size_t size) {
     if (vector.size() < size) vector.resize(size);
   };

@@ -53,10 +53,10 @@ struct PrunerPool {
 // score(child) = score(parent) + level_weight[l] * (ln(p + e) * logit_weight[l]
 //                                                   + ln(g + e) * ngram_weight),   e = 1e-10,
 // all in float32; p from the head, g from the n-gram, whose term is absent on level 0. Both are
-// clamped to 0 .. 1 (NaN counts as 0) and weights are not negative, so no child scores above its
-// parent. The beam nodes of a level are scored against the candidates of the next one; candidates
-// that end the sequence come into the beam only where the others leave room. Every scored candidate
-// is in the pool, of which the `budget` best are the tree.
+// clamped to 0 .. 1 (NaN counts as 0) and weights lie in 0 .. 1e6, so every score is a number and
+// no child scores above its parent. The beam nodes of a level are scored against the candidates of
+// the next one; candidates that end the sequence come into the beam only where the others leave
+// room. Every scored candidate is in the pool, of which the `budget` best are the tree.
 //
 // Best means: largest score, then the lower level, then the better rank, then the better parent. So
 // a parent goes before its children, and the tree always holds every node's parent.
@@ -96,8 +96,14 @@ class TreePruner {
     Children node;
   };
 
+  struct Reach {              // what a call can come to at most
+    std::uint64_t pool = 0;   // candidates scored
+    std::uint64_t slots = 1;  // beam nodes of a level
+  };
+
   void check(const PrunerInput& input) const;
-  void reserve(const PrunerInput& input);
+  Reach reach(const PrunerInput& input) const;
+  void reserve(const PrunerInput& input, const Reach& most);
   void enter_beam(const PrunerInput& input, int level);
   void read_candidates(const PrunerInput& input, int level, float floor);
   void ask_ngram(const Level& level);

@@ -44,7 +44,7 @@ class Importer final : public TrieImport {
            std::uint64_t nodes)
       : request_(request), reader_(std::move(reader)), nodes_(nodes) {
     auto journal = ImportJournal::load(journal_path(), request_.identity);
-    const bool usable = journal && !journal->run_ends.empty() && journal->nodes_read <= nodes &&
+    const bool usable = journal && journal->fits(nodes, reader_->size()) &&
                         has_bytes(part("runs"), journal->run_ends.back() * sizeof(Row)) &&
                         (journal->nodes_read == nodes ||
                          (has_bytes(part("parents"), 1) && has_bytes(part("paths"), 1)));
@@ -77,6 +77,10 @@ class Importer final : public TrieImport {
   std::string part(const char* name) const { return request_.folder + "/" + name; }
   std::string journal_path() const { return part("journal"); }
   [[noreturn]] void refuse(const std::string& reason) const { refuse_trie(request_.input, reason); }
+  [[noreturn]] void refuse_parts() const {
+    throw DataError("the parts of an earlier conversion in " + request_.folder +
+                    " are damaged: convert again, without them");
+  }
 
   void begin() {
     const std::uint64_t records = state_.run_ends.empty() ? 0 : state_.run_ends.back();
@@ -203,6 +207,7 @@ class Importer final : public TrieImport {
     const bool more = sorter_->drain(
         [this](const Row& record) {
           const int depth = record.length();
+          if (depth == 0) refuse_parts();
           const std::uint32_t token = record.key[depth - 1] - 1;
           if (writer_->depth() >= depth && writer_->path()[depth - 1] == token &&
               std::equal(record.key.begin(), record.key.begin() + depth - 1,
@@ -210,11 +215,15 @@ class Importer final : public TrieImport {
                          [](std::uint32_t key, std::uint32_t open) { return key == open + 1; })) {
             refuse("one n-gram of " + std::to_string(depth) + " tokens is there twice");
           }
+          if (!writer_->takes(depth, token)) refuse_parts();
           writer_->enter(depth, token, record.count);
           ++merged_;
         },
         kStep);
     if (more) return true;
+    for (int depth = 1; depth <= Order; ++depth) {
+      if (writer_->written(depth) != state_.entries[depth - 1]) refuse_parts();
+    }
     writer_->finish();
     return false;
   }
@@ -234,8 +243,9 @@ class Importer final : public TrieImport {
 
 std::unique_ptr<TrieImport> TrieImport::open(const TrieImportRequest& request) {
   if (request.vocab_size > kMaxVocabSize) {
-    throw DataError("vocabulary size " + std::to_string(request.vocab_size) + " is more than " +
-                    std::to_string(kMaxVocabSize));
+    throw DataError(request.input + " cannot be converted for a vocabulary of " +
+                    std::to_string(request.vocab_size) + ", more than the " +
+                    std::to_string(kMaxVocabSize) + " possible");
   }
   auto reader = std::make_unique<TrieReader>(request.input);
   const auto order = reader->take<std::uint64_t>();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "open_file.h"
 
 namespace dart {
 
@@ -23,16 +23,7 @@ namespace dart {
 class TrieReader {
  public:
   explicit TrieReader(std::string path) : path_(std::move(path)) {
-    fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd_ < 0) throw_errno(path_);
-    struct stat status{};
-    int failure = ::fstat(fd_, &status) == 0 ? 0 : errno;
-    if (failure == 0 && S_ISDIR(status.st_mode)) failure = EISDIR;
-    if (failure != 0) {
-      ::close(fd_);
-      throw IoError(failure, path_);
-    }
-    size_ = static_cast<std::uint64_t>(status.st_size);
+    fd_ = open_to_read(path_, size_);
     ::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL);
   }
   TrieReader(const TrieReader&) = delete;
@@ -59,7 +50,7 @@ class TrieReader {
 
  private:
   void refill(std::size_t wanted) {
-    if (buffer_.empty()) buffer_.resize(std::size_t{1} << 22);
+    if (buffer_.empty()) buffer_.resize(std::clamp<std::uint64_t>(size_, 64, kBuffer));
     std::memmove(buffer_.data(), buffer_.data() + at_, end_ - at_);
     start_ += at_;
     end_ -= at_;
@@ -83,6 +74,7 @@ class TrieReader {
     }
   }
 
+  static constexpr std::uint64_t kBuffer = std::uint64_t{1} << 22;
   static constexpr std::uint64_t kDrop = std::uint64_t{64} << 20;
 
   std::string path_;

@@ -17,6 +17,8 @@ from dart_core.ngram import NgramModel
 from dart_core.pruner_twin import TwinPruner
 from dart_core.tree import Candidates, DraftTree
 
+MAX_WEIGHT = 1e6  # as cpp/tree_pruner.cpp has it: no score becomes infinite
+
 
 class TreePruner:
     """A search with fixed settings, used call after call; the native one keeps its memory.
@@ -42,8 +44,8 @@ class TreePruner:
     ) -> None:
         if levels < 1 or beam < 1:
             raise ArenaError(f"levels {levels} and beam {beam} must be at least 1")
-        if not 0 <= ngram_weight < np.inf:
-            raise ArenaError(f"n-gram weight {ngram_weight} must be a number of at least 0")
+        if not 0 <= ngram_weight <= MAX_WEIGHT:
+            raise ArenaError(f"n-gram weight {ngram_weight} must be a number from 0 to a million")
         if level_weights is None:
             level_weights = [(level + 1) ** -0.7 for level in range(levels)]
         if logit_weights is None:
@@ -53,8 +55,8 @@ class TreePruner:
                 f"level_weights and logit_weights need {levels} numbers, one per level; got "
                 f"{len(level_weights)} and {len(logit_weights)}"
             )
-        if not all(0 <= weight < np.inf for weight in (*level_weights, *logit_weights)):
-            raise ArenaError("level_weights and logit_weights must be numbers of at least 0")
+        if not all(0 <= weight <= MAX_WEIGHT for weight in (*level_weights, *logit_weights)):
+            raise ArenaError("level_weights and logit_weights must be numbers from 0 to a million")
         self.backend = backend or (ngram.backend if ngram is not None else choose_backend(None))
         if ngram is not None and ngram.backend != self.backend:
             raise ArenaError(f"the n-gram was opened as {ngram.backend}, not {self.backend}")

@@ -385,7 +385,8 @@ def test_mistakes_are_named(backend, models):
         ({"levels": 2, "ngram_weight": -1}, "n-gram weight -1"),
         ({"levels": 2, "ngram_weight": float("nan")}, "n-gram weight nan"),
         ({"levels": 2, "level_weights": [1]}, "need 2 numbers"),
-        ({"levels": 2, "logit_weights": [1, -1]}, "at least 0"),
+        ({"levels": 2, "logit_weights": [1, -1]}, "from 0 to a million"),
+        ({"levels": 2, "level_weights": [1, 1e30]}, "from 0 to a million"),
     ):
         with pytest.raises(ArenaError, match=reason):
             TreePruner(None, **settings, backend=backend)
