@@ -247,6 +247,7 @@ def test_the_users_end_of_sequence_joins_the_models(engines, prompts, name):
             assert run.finish_reason == "stop"
             assert run.text == engine.tokenizer.decode(ids, skip_special_tokens=True)
             assert run.metrics["new_tokens"] == len(ids)
+            assert run.metrics["tau"] == (len(ids) - 1) / (len(run.steps) - 1)
             inside += cut_inside(run)
         assert engine.generate(prompt, name, settings(max_new_tokens=24)).text == whole.text
     assert name == "ar" or inside > 1

@@ -165,11 +165,13 @@ def test_text_without_a_supervised_token_is_refused_before_training(common, tmp_
     arguments += ["--cache", str(tmp_path / "features"), "--steps", "1", "--anchors", "4"]
     arguments += ["--output", str(output), "--draft-vocab-size", "64"]
     data.write_text("".join(json.dumps({"text": wrong}) + "\n" for _ in range(5)))
-    assert main(arguments) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: 0 supervised tokens in 5 of 5 records")
-    assert "assistantyo" in error
-    assert not list(output.glob("*.safetensors"))
+    for kind in ("eagle3", "dart"):
+        arguments[1] = kind
+        assert main(arguments) == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: 0 supervised tokens in 5 of 5 records")
+        assert "assistantyo" in error
+        assert not list(output.glob("*.safetensors"))
     data.write_text("".join(json.dumps({"text": t}) + "\n" for t in [wrong, right] * 3))
     assert main(arguments) == 0
     assert "warning: 0 supervised tokens in 3 of 6 records" in capsys.readouterr().err
