@@ -35,7 +35,7 @@ SANS = [
     "sans-serif",
 ]
 MONO = ["ui-monospace", "SFMono-Regular", "Liberation Mono", "Menlo", "monospace"]
-SESSIONS = 500  # of visitors, kept with what they last sent
+SESSIONS = 128  # of visitors, kept with what they last sent: Gradio takes 150 kB for each
 
 
 def launch(

@@ -27,6 +27,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,10 @@ class Visitor:
 
     def replay(self) -> None:
         name = self.random.choice(list(self.soak.recorded))
-        self.tab.join("replay", recorded=name, speed=self.random.choice(["5 ×", "at once"]))
+        self.replayed(name, self.random.choice(["5 ×", "at once"]))
+
+    def replayed(self, name: str, speed: str) -> None:
+        self.tab.join("replay", recorded=name, speed=speed)
         *_, last = self.tab.stream()
         same_texts(self.soak.recorded[name], last["output"]["data"])
 
@@ -354,9 +358,12 @@ class Soak:
     def visit(self, pid: int, port: int) -> None:
         self.site = Site(port)
         self.known = Known(self.site, self.args.cases)
+        visitors = [Visitor(self, n, self.args.seed) for n in range(self.args.visitors)]
+        self.warm_up(visitors)
         self.before = self.at_rest(pid)
         print(f"{len(self.known.cases)} cases are known. At rest: {self.before}", flush=True)
-        visitors = [Visitor(self, n, self.args.seed) for n in range(self.args.visitors)]
+        for visitor in visitors:
+            visitor.tab = Tab(self.site)
         until = time.monotonic() + 60 * self.args.minutes
         threads = [threading.Thread(target=v.visit, args=(until,), daemon=True) for v in visitors]
         for thread in threads:
@@ -370,6 +377,19 @@ class Soak:
                 break
             time.sleep(EVERY)
         self.after = self.at_rest(pid)
+
+    def warm_up(self, visitors: list[Visitor]) -> None:
+        """Everybody replays every recording at the same time: reading them takes most memory, and
+        what a process once took it keeps.
+        """
+
+        def all_of_them(visitor: Visitor) -> None:
+            for name in self.recorded:
+                visitor.replayed(name, "at once")
+            visitor.tab.close()
+
+        with ThreadPoolExecutor(len(visitors)) as pool:
+            list(pool.map(all_of_them, visitors))
 
     def at_rest(self, pid: int) -> dict[str, Any]:
         """The process when nobody has visited for a while."""
