@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from fuzz_files import malicious_pickle
 from head_files import DRAFT_VOCAB, Folder, outputs
 from models import head_config, random_head, tiny_target
 from safetensors.torch import load_file, save_file
 
+from dart_core import json_file
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.drafters.eagle3 import Eagle3Drafter
 from dart_core.errors import ArenaError
@@ -96,6 +100,114 @@ def test_a_pickle_that_is_not_plain_weights_is_refused(eagle3):
         load_eagle3_head(
             eagle3.path, dtype=torch.float32, device="cpu", target_config=eagle3.target.config
         )
+
+
+def pickled(folder: Folder) -> Path:
+    (folder.path / "model.safetensors").unlink()
+    return folder.path / "pytorch_model.bin"
+
+
+def refused_file(folder: Folder) -> str:
+    """The one-line error of loading what lies in the folder."""
+    with pytest.raises(ArenaError) as caught:
+        load_eagle3_head(
+            folder.path, dtype=torch.float32, device="cpu", target_config=folder.target.config
+        )
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("archived", [True, False])
+def test_a_pickle_is_never_run(eagle3, tmp_path, archived):
+    path, marker = pickled(eagle3), tmp_path / "was run"
+    malicious_pickle(path, marker, archived=archived)
+    assert "pytorch_model.bin is damaged or not a weight file" in refused_file(eagle3)
+    assert not marker.exists()
+    with path.open("rb") as file:  # it would have been
+        pickle.loads(zipfile.ZipFile(file).read("archive/data.pkl") if archived else file.read())
+    assert marker.exists()
+
+
+def test_weights_may_not_unpack_to_more_than_the_file(eagle3):
+    path = pickled(eagle3)
+    torch.save({"fc.weight": torch.zeros(2**22)}, path)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    assert path.stat().st_size < 2**17
+    assert "unpacks to more" in refused_file(eagle3)
+
+
+def test_a_tensor_may_not_repeat_a_value_without_end(eagle3):
+    path = pickled(eagle3)
+    torch.save(eagle3.tensors | {"norm.weight": torch.ones(1).expand(2**40)}, path)
+    assert "'norm.weight' is empty or larger than the file" in refused_file(eagle3)
+
+
+def test_only_plain_tensors(eagle3):
+    path = pickled(eagle3)
+    for odd in (torch.ones(3, 3).to_sparse(), torch.empty(4, device="meta")):
+        torch.save(eagle3.tensors | {"norm.weight": odd}, path)
+        assert "'norm.weight' is no plain tensor" in refused_file(eagle3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.float8_e4m3fn, torch.bool])
+def test_values_must_be_floats_that_a_head_can_have(eagle3, dtype):
+    """An integer would load and fail in the middle of a run."""
+    eagle3.tensors["fc.weight"] = torch.ones(64, 192).to(dtype)
+    assert f"fc.weight is {dtype}" in eagle3.refused()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "not valid JSON"),
+        (" " * (json_file.MAX_BYTES + 1), "more than 64 MB"),
+        ("[1]", "expected a JSON object, found a list"),
+        ("\ud83c", "not valid JSON"),
+    ],
+)
+def test_a_config_from_an_enemy(eagle3, content, told):
+    (eagle3.path / "config.json").write_text(content, encoding="utf-8", errors="surrogatepass")
+    assert told in refused_file(eagle3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", [64]), ("hidden_size", "64"), ("hidden_size", True), ("vocab_size", 1e308),
+        ("num_attention_heads", float("nan")), ("num_key_value_heads", -2), ("head_dim", 2**40),
+        ("rope_theta", float("inf")), ("rope_theta", 0), ("rope_theta", "x"), ("rope_scaling", [1]),
+        ("rope_scaling", {"rope_theta": "x"}), ("rms_norm_eps", float("nan")), ("rms_norm_eps", -1),
+        ("draft_length", 10**9), ("num_hidden_layers", {}), ("max_position_embeddings", "many"),
+    ],
+)  # fmt: skip
+def test_config_values_of_the_wrong_kind_are_named(folder, key, value):
+    folder.config[key] = value
+    named = next(iter(value), key) if isinstance(value, dict) else key
+    assert f"makes no sense: {named} is" in folder.refused()
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "none of these"}, {"rope_type": ["x"]}, {"rope_type": "linear"},
+        {"rope_type": "yarn", "factor": "x"}, {"rope_type": "linear", "factor": 0},
+    ],
+)  # fmt: skip
+def test_scaled_rope_that_cannot_be_computed(folder, scaling):
+    folder.config["rope_scaling"] = scaling
+    assert "rope_scaling" in folder.refused()
+
+
+def test_names_from_a_file_stay_on_one_line(eagle3):
+    eagle3.tensors |= {f"\x1b[2J\n{number}": torch.ones(1) for number in range(50)}
+    message = eagle3.refused()
+    assert "\x1b" not in message and "\\x1b" in message
+    assert "and 42 more" in message
 
 
 def test_other_spellings_of_the_names(eagle3):

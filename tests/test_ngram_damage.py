@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import numpy as np
@@ -187,6 +188,39 @@ def test_missing_files_and_folders(tmp_path):
             NgramModel.open(tmp_path, backend=backend)
     with pytest.raises(FileNotFoundError):
         import_trie(tmp_path / "no.trie", tmp_path / "out.ngram")
+
+
+def test_counts_that_add_up_beyond_their_bits(small):
+    content = bytearray(small.read_bytes())
+    struct.pack_into("<q", content, 24, 2**62)  # the root's total
+    small.write_bytes(reseal(content))
+    output = small.with_name("sum.ngram")
+    merge_ngrams([small], output)
+    with pytest.raises(ArenaError, match=r"sum\.ngram cannot be written: .* more than 64 bits"):
+        merge_ngrams([small, small], output)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.ngram")
+    with pytest.raises(ArenaError, match=r"x\.ngram is a pipe"):
+        NgramModel.open(tmp_path / "x.ngram", backend="native")
+    os.mkfifo(tmp_path / "x.trie")
+    with pytest.raises(ArenaError, match=r"x\.trie is a pipe"):
+        import_trie(tmp_path / "x.trie", tmp_path / "y.ngram")
+
+
+def test_a_beam_takes_the_memory_that_its_candidates_need():
+    """Not that which its number names: 4096 by 2**20 would be gigabytes."""
+    tokens = np.arange(2, dtype=np.int64).reshape(2, 1)
+    options = {"levels": 2, "beam": 4096, "backend": "native"}
+    tree, _ = TreePruner(None, **options).search(tokens, np.ones((2, 1), np.float32), [1], 1, 4)
+    assert len(tree) == 3
+    wide = np.zeros((2, 2**20), dtype=np.int64)
+    with pytest.raises(ArenaError, match="a beam of 4096 ask for more than 4194304 scores"):
+        TreePruner(None, **options).search(wide, wide.astype(np.float32), [1], 1, 4)
+    with pytest.raises(ArenaError, match="a beam from 1 to 4096"):
+        TreePruner(None, **{**options, "beam": 2**31 - 1})
 
 
 # Published .trie files: (token, parent, count, [(token, child), ...]) a node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,24 @@ def test_an_unreachable_hub_says_what_was_tried(no_hub):
     assert "head 'fvliang/qwen4b-dart': no local folder of that name" in message
     assert "neither reachable nor in the hub cache" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "shard",
+    ["../../etc/passwd", "/etc/passwd", "a/../../b", "..\\x", "C:\\x", "\0", "", 5, None, ["x"]],
+)
+def test_weight_files_of_an_index_lie_in_its_folder(tmp_path, shard):
+    folder = make_head(tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "part.safetensors", "b": shard}}))
+    if isinstance(shard, list):  # what is no index at all is for transformers to say
+        assert weights.resolve(folder, kind="target") == folder
+        return
+    with pytest.raises(ArenaError, match=r"index\.json names the weight file .* from whom you"):
+        weights.resolve(folder, kind="target")
+    index.write_text('{"weight_map": ' + "[" * 100_000)
+    assert weights.resolve(folder, kind="target") == folder
 
 
 def test_a_cached_repository_is_found_offline(no_hub, tmp_path):
