@@ -8,7 +8,7 @@ itself, is shown as it is, so that nothing of it is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from html import escape
 from typing import Any
 
@@ -91,47 +91,42 @@ def _code(text: str) -> str:
     return f'<pre tabindex="0"><code>{escape(text)}</code></pre>\n'
 
 
+Env = MutableMapping[str, Any]  # what the renderer of one text notes for itself
+
+
 class _Renderer(RendererHTML):
     """Token by token; what has no method here comes out as a bare tag, never as the text's own."""
 
     def heading_open(
-        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+        self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: Env
     ) -> str:
         # Below the page's h2, and never more than a level below the heading before.
-        level = min(int(tokens[index].tag[1:]) + 2, env.get("heading", 2) + 1, 6)
+        level = min(int(tokens[idx].tag[1:]) + 2, env.get("heading", 2) + 1, 6)
         env["heading"] = level
         return f"<h{level}>"
 
     def heading_close(
-        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+        self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: Env
     ) -> str:
         return f"</h{env['heading']}>\n"
 
-    def code_block(
-        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
-    ) -> str:
-        return _code(tokens[index].content)
+    def code_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: Env) -> str:
+        return _code(tokens[idx].content)
 
     fence = code_block  # the language after the fence is dropped: nothing here would use it
 
-    def link_open(
-        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
-    ) -> str:
-        address = str(tokens[index].attrs.get("href", ""))
+    def link_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: Env) -> str:
+        address = str(tokens[idx].attrs.get("href", ""))
         return _LINK.format(escape(address)) if _harmless(address) else "<a>"
 
-    def image(
-        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
-    ) -> str:
-        token = tokens[index]
+    def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: Env) -> str:
+        token = tokens[idx]
         words = self.renderInlineAsText(token.children, options, env)
         address = str(token.attrs.get("src", ""))
         return f'<span class="picture">{escape(words)} ({escape(address)})</span>'
 
-    def th_open(
-        self, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
-    ) -> str:
-        token = tokens[index]
+    def th_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: Env) -> str:
+        token = tokens[idx]
         side = _SIDES.get(str(token.attrs.get("style", "")))
         return f'<{token.tag} class="{side}">' if side else f"<{token.tag}>"
 

@@ -233,7 +233,7 @@ def build_page(
             "queue": False,
             "api_visibility": "private",
         }
-        running = {
+        running: dict[str, Any] = {
             "show_progress": "minimal",
             "show_progress_on": status,
             "trigger_mode": "once",

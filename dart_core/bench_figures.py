@@ -92,7 +92,7 @@ def ratio(sets: Sequence[Sequence[tuple[float, float]]], seed: int = 0) -> Estim
     the same resamples, whatever the numbers.
     """
     values: list[float] = []
-    resampled: list[np.ndarray] = []
+    resampled: list[np.ndarray | None] = []
     for index, pairs in enumerate(sets):
         numbers = np.array([pair for pair in pairs if pair[1]], dtype=np.float64)
         if len(numbers) == 0:
@@ -106,8 +106,9 @@ def ratio(sets: Sequence[Sequence[tuple[float, float]]], seed: int = 0) -> Estim
         resampled.append(drawn[:, 0] / drawn[:, 1])
     if not values:
         return None
-    unsure = any(each is None for each in resampled)
-    return Estimate(float(np.mean(values)), None if unsure else np.mean(resampled, axis=0))
+    known = [each for each in resampled if each is not None]
+    sure = len(known) == len(resampled)
+    return Estimate(float(np.mean(values)), np.mean(known, axis=0) if sure else None)
 
 
 def geometric(sets: Sequence[Sequence[float | None]], seed: int = 0) -> Estimate | None:

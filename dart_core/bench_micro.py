@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -160,10 +161,9 @@ def _searches(name: str, path: Path, calls: int, inputs: int) -> dict[str, Any]:
         nodes = sum(model.entries) + 1
     pruners = {each: _pruner(path, each) for each in backends}
     works = {
-        each: [(lambda search=pruner.search, of=of: search(*of)[0]) for of in given]
-        for each, pruner in pruners.items()
+        each: [partial(pruner.search, *of) for of in given] for each, pruner in pruners.items()
     }
-    trees = [[work() for work in each] for each in works.values()]
+    trees = [[work()[0] for work in each] for each in works.values()]
     return {
         "ngram": name,
         "ngram_nodes": nodes,
@@ -223,7 +223,7 @@ def _pool(rng: np.random.Generator) -> Pool:
 
 
 def _microseconds(
-    works: Mapping[str, Sequence[Callable[[], Any]]], calls: int
+    works: Mapping[Any, Sequence[Callable[[], Any]]], calls: int
 ) -> dict[str, dict[str, float]]:
     """Quartiles over ``calls`` single calls each, in turns and input by input."""
     found: dict[str, list[float]] = {name: [] for name in works}

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dart_core.errors import ArenaError, Terminated
 from dart_core.presets import PRESETS
@@ -54,7 +54,7 @@ BROKEN_PIPE = 141  # what a shell shows for a program that SIGPIPE ended
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without a page of usage around it."""
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any) -> None:
         super().__init__(**{"epilog": EXIT_CODES, **options})
 
     def error(self, message: str) -> NoReturn:
@@ -64,7 +64,13 @@ class _Parser(argparse.ArgumentParser):
 class _Once(argparse.Action):
     """A flag that makes sense once: two prompts are a batch, not a correction."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         if getattr(namespace, self.dest) is not None:
             parser.error(f"{option_string} given twice: batch size is 1; {BATCH_REMEDY}")
         setattr(namespace, self.dest, values)
@@ -397,7 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _terminable() -> Iterator[None]:
     """SIGTERM ends a command as Ctrl-C does; a second one ends the process at once."""
 
-    def end(*_) -> NoReturn:
+    def end(*_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise Terminated
 

@@ -6,8 +6,10 @@ import logging
 import secrets
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ from dart_core.cli_run import check_models, load, note, run_settings
 from dart_core.errors import ArenaError
 from dart_core.progress import ProgressBar, duration
 from dart_core.report import check_destination
+from dart_core.step import Step
 from dart_core.text import raw_prompt_ids
 
 logger = logging.getLogger(__name__)
@@ -24,7 +27,7 @@ logger = logging.getLogger(__name__)
 BAD_RUNS = 3  # lines in a row that fail for no fault of theirs: then it is the machine
 
 
-def add_batch_parser(commands) -> None:
+def add_batch_parser(commands: Any) -> None:
     """Add ``batch`` to the command line's sub-parsers."""
     parser = commands.add_parser(
         "batch",
@@ -83,7 +86,7 @@ def _silent(line: str) -> None:
     pass
 
 
-def _work(args: Namespace, batch: Batch, share: Share, say) -> None:
+def _work(args: Namespace, batch: Batch, share: Share, say: Callable[[str], None]) -> None:
     if share.count > 1 and args.device == "auto" and torch.cuda.is_available():
         args.device = _own_gpu(share)
     engine = load(args, [args.engine], say)
@@ -139,13 +142,13 @@ def _in_words(error: Exception) -> str:
 class _Meter:
     """Progress of one process's share."""
 
-    def __init__(self, lines: int, share: Share):
+    def __init__(self, lines: int, share: Share) -> None:
         which = f" (process 1 of {share.count})" if share.count > 1 else ""
         self.bar = ProgressBar(f"batch{which}") if share.index == 0 else None
         self.lines, self.done, self.tokens = lines, 0, 0
         self.started = time.monotonic()
 
-    def step(self, step, _pieces) -> None:
+    def step(self, step: Step, _pieces: object) -> None:
         self.tokens += len(step.tokens)
         self._show()
 

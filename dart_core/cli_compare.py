@@ -6,6 +6,7 @@ import math
 import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -136,7 +137,9 @@ def _load_several(args: Namespace) -> tuple[Engine, list[str]]:
     return engine, names or list(engine.drafters)
 
 
-def _warm_up(engine: Engine, names: list[str], prompt_ids: list[int], settings) -> None:
+def _warm_up(
+    engine: Engine, names: list[str], prompt_ids: list[int], settings: GenerationSettings
+) -> None:
     """First forwards allocate and tune; no figure is to hold them."""
     short = replace(settings, max_new_tokens=WARM_UP_TOKENS, stop=())
     for name in names:
@@ -169,7 +172,11 @@ def _short(name: str, metrics: dict[str, Any]) -> str:
     return f"{name} {speed} tok/s, τ {tau}"
 
 
-def _comparison_table(summary, verdicts, settings: GenerationSettings) -> str:
+def _comparison_table(
+    summary: Mapping[str, dict[str, Any]],
+    verdicts: Mapping[str, Counter[str]],
+    settings: GenerationSettings,
+) -> str:
     """Pooled over all prompts. Milliseconds by stage are per verify step."""
     header = ["engine", "tok/s", "τ", "speedup", "tokens", "first s", "decode s"]
     header += [f"{stage} ms" for stage in STAGES] + ["text"]

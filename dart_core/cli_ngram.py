@@ -35,7 +35,9 @@ def add_ngram_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("ngram", help="build, import and inspect n-gram files")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    def action(name: str, run: Callable[[argparse.Namespace], None], line: str):
+    def action(
+        name: str, run: Callable[[argparse.Namespace], None], line: str
+    ) -> argparse.ArgumentParser:
         added = actions.add_parser(name, help=line, description=line)
         added.set_defaults(run=run)
         return added
@@ -133,7 +135,7 @@ def _build(args: argparse.Namespace) -> None:
     if args.token_ids:
         if args.vocab_size is None:
             raise ArenaError("--token-ids needs --vocab-size, the target's vocabulary size")
-        reader = IdReader(args.vocab_size)
+        reader: IdReader | TextReader = IdReader(args.vocab_size)
     else:
         folder = resolve(args.tokenizer, kind="tokenizer", progress=_note)
         tokenizer = load_tokenizer(folder)

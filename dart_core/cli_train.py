@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from dart_core.presets import PRESETS
 from dart_core.training import commands as train_commands
@@ -11,7 +12,7 @@ DEMO = PRESETS["demo"].target
 HEADS = ["dart", "eagle3"]
 
 
-def add_train_parser(commands) -> None:
+def add_train_parser(commands: Any) -> None:
     """Add ``train`` and its own commands to the command line's sub-parsers."""
     parser = commands.add_parser("train", help="make training data, train draft heads")
     steps = parser.add_subparsers(dest="step", metavar="STEP", required=True)
@@ -156,7 +157,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_data_rules(parser: argparse.ArgumentParser) -> None:
+def _add_data_rules(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--exclude",
         nargs="+",

@@ -90,7 +90,7 @@ class NgramModel:
 
 
 def build_ngram(
-    token_streams: Iterable[Sequence[int]],
+    token_streams: Iterable[Sequence[int] | np.ndarray],
     order: int,
     vocab_size: int,
     path: str | Path,

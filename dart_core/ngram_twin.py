@@ -33,7 +33,7 @@ class Nodes:
     fingerprint: bytes = bytes(32)
 
 
-def build(streams: Iterable[Sequence[int]], order: int, vocab_size: int) -> Nodes:
+def build(streams: Iterable[Sequence[int] | np.ndarray], order: int, vocab_size: int) -> Nodes:
     """Count every n-gram of up to ``order`` tokens in each stream."""
     nodes = Nodes(order, vocab_size)
     for stream in streams:

@@ -162,6 +162,7 @@ class Sampler:
         if self.params.greedy:
             token = int(greedy_tokens(logits[None])[0])
             return self._checked(token, logits[None], 0, 0)
+        assert self.params.seed is not None  # as __init__ saw to it
         scores, ids = process_logits(logits, self.params)
         tokens = torch.arange(len(scores), device=scores.device) if ids is None else ids
         race = scores.double() + gumbel_noise(self.params.seed, position, tokens)

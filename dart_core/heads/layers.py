@@ -14,7 +14,7 @@ from dart_core.heads.config import HeadConfig
 
 
 def rope_table(
-    config: HeadConfig, rows: int, *, dtype: torch.dtype, device: torch.device
+    config: HeadConfig, rows: int, *, dtype: torch.dtype, device: str | torch.device
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions 0 .. rows - 1, each [rows, head_dim / 2], computed in fp32.
 
