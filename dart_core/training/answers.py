@@ -12,9 +12,10 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dart_core.disk import disk_told, written_whole
 from dart_core.errors import ArenaError
@@ -23,6 +24,9 @@ from dart_core.training.data import PROBE, ChatEncoder, read_records, user_texts
 from dart_core.training.decoding import continue_prompts
 from dart_core.training.overlap import OverlapFilter
 from dart_core.training.templates import Templates
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 GO_ON = "the same command goes on behind the last finished batch"
 SHORTEST = 8  # tokens of an answer that was cut, or it is left out
@@ -119,12 +123,12 @@ class _State:
 
 
 def write_answers(
-    model,
-    tokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     output: str | Path,
     settings: AnswerSettings,
     *,
-    prompts: list[str | Path] = (),
+    prompts: Sequence[str | Path] = (),
     templates: Templates | None = None,
     exclude: OverlapFilter | None = None,
     log: Callable[[str], None] | None = None,
@@ -164,7 +168,9 @@ def write_answers(
 class _Clock:
     """The time and the tokens so far, the bar that shows them, and the end of ``minutes``."""
 
-    def __init__(self, state: _State, settings: AnswerSettings, log):
+    def __init__(
+        self, state: _State, settings: AnswerSettings, log: Callable[[str], None] | None
+    ) -> None:
         self.state, self.settings, self.log = state, settings, log
         self.bar = ProgressBar("the target writes:", log=log)
         self.before, self.written_before, self.tokens = state.seconds, state.written, 0
@@ -218,7 +224,7 @@ def is_finished(output: str | Path, settings: AnswerSettings) -> int | None:
 
 
 def _questions(
-    paths, templates: Templates | None, settings: AnswerSettings
+    paths: Sequence[str | Path], templates: Templates | None, settings: AnswerSettings
 ) -> Iterator[list[str | None]]:
     """Batches of first user turns; None where the target is to ask."""
     if paths:
@@ -238,7 +244,13 @@ def _questions(
 class _Writer:
     """Writes one batch of conversations turn by turn."""
 
-    def __init__(self, model, tokenizer, settings: AnswerSettings, clock: _Clock):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: AnswerSettings,
+        clock: _Clock,
+    ) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.clock, self.seed = clock, 0
         encoder = ChatEncoder(tokenizer, settings.max_length)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dart_core.disk import disk_told
 from dart_core.errors import ArenaError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 GO_ON = "the same command goes on from the last checkpoint"
 
@@ -14,7 +18,7 @@ GO_ON = "the same command goes on from the last checkpoint"
 class Checkpoint:
     """``output``/checkpoint, replaced as a whole: a kill leaves the new one or the one before."""
 
-    def __init__(self, accelerator, output: Path):
+    def __init__(self, accelerator: Accelerator, output: Path) -> None:
         self.accelerator = accelerator
         self.folder, self.old = output / "checkpoint", output / "checkpoint.old"
 

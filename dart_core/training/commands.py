@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dart_core.errors import ArenaError
 from dart_core.report import check_destination, write_json
@@ -20,6 +21,12 @@ from dart_core.training.setup import (
     target_features_of,
 )
 from dart_core.weights import load_tokenizer, resolve
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from dart_core.training.features import FeatureCache, RecomputedFeatures
 
 WATCHED = 16  # held-out sequences on which a head is measured while it trains
 
@@ -148,11 +155,12 @@ def run_head(args: argparse.Namespace) -> int:
         f"{len(sequences)} sequences, {counts.sum()} supervised tokens; the draft vocabulary of "
         f"{len(vocabulary)} covers {counts[vocabulary.numpy()].sum() / counts.sum():.4f} of them"
     )
-    features = target_features_of(args, model, sequences, facts, accelerator=accelerator, log=say)
+    found = target_features_of(args, model, sequences, facts, accelerator=accelerator, log=say)
     embed = model.get_input_embeddings().to(dtype)
-    if len(features.cache) == len(sequences):
-        features = features.cache
-        del model  # all that it says is on disk
+    features: FeatureCache | RecomputedFeatures = found
+    if len(found.cache) == len(sequences):
+        features = found.cache
+        del model, found  # all that it says is on disk
 
     to_draft = draft_ids(vocabulary, config.vocab_size)
     source = BatchSource(
@@ -188,7 +196,9 @@ def run_head(args: argparse.Namespace) -> int:
     return 0
 
 
-def _new_head(args, model, vocabulary):
+def _new_head(
+    args: argparse.Namespace, model: PreTrainedModel, vocabulary: Tensor
+) -> tuple[Any, Tensor]:
     """(head before training, its draft vocabulary: the given one, or that of --init-from)."""
     import torch
 
@@ -201,7 +211,7 @@ def _new_head(args, model, vocabulary):
     if args.init_from:
         folder = resolve(args.init_from, kind="head")
         kind = "eagle3" if dart and head_kind(folder) == "eagle3" else args.kind
-        facts = {"dtype": torch.float32, "device": "cpu", "target_config": config}
+        facts: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "target_config": config}
         trained = load_head(folder, kind, **facts).requires_grad_(True).train()
         vocabulary = trained.target_ids(torch.arange(trained.config.draft_vocab_size))
     if trained and kind == args.kind:
@@ -221,6 +231,7 @@ def _new_head(args, model, vocabulary):
     if trained is None:
         initialise(head, model, vocabulary, args.seed)
     else:
+        assert isinstance(head, DartHead)  # no other kind starts as one of another
         continue_from(head, trained, args.seed)
     return head, vocabulary
 

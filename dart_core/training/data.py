@@ -17,10 +17,14 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dart_core.errors import ArenaError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROBE = "QZprobeQZ"  # a text that no template contains, to find where the template puts an answer
 
@@ -99,7 +103,7 @@ class ChatEncoder:
     tokenizer: a transformers tokenizer with a chat template. max_length: longer sequences are cut.
     """
 
-    def __init__(self, tokenizer, max_length: int = 512):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int = 512) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
         probe = [{"role": "user", "content": PROBE}]
         bare = self.render(probe)
@@ -121,7 +125,7 @@ class ChatEncoder:
             )
         self.answer_end = max(ends, key=len)
 
-    def render(self, messages: list[dict], **flags) -> str:
+    def render(self, messages: list[dict], **flags: Any) -> str:
         """The conversation in the chat template, as text."""
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, enable_thinking=False, **flags

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TOP_K = 50  # tokens that sampling chooses from
 SHRINK = 7 / 8  # of the rows still going: then the others are let go
@@ -24,7 +28,7 @@ def draw(scores: Tensor, temperatures: Tensor, generator: torch.Generator) -> Te
 
 @torch.inference_mode()
 def continue_prompts(
-    model,
+    model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     temperatures: Sequence[float],
     limits: Sequence[int],

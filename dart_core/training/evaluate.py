@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from dart_core.heads import default_taps, load_dart_head, load_eagle3_head
+from dart_core.heads import DartHead, Eagle3Head, default_taps, load_dart_head, load_eagle3_head
 from dart_core.ngram import NgramModel
 from dart_core.prompts import read_prompt_file
 from dart_core.text import chat_prompt_ids
@@ -18,12 +19,15 @@ from dart_core.training.figures import drafter_of, hit_rates, tau_by_budget
 from dart_core.training.initial import untrained
 from dart_core.training.replay import Passage, held_out_passages, written_passages
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 EAGLE3_ROWS = 5  # positions whose hits are counted; a DART head has D + 1
 
 
 def evaluate_heads(
-    model,
-    tokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     cache: FeatureCache | RecomputedFeatures,
     held_out: int,
     *,
@@ -45,7 +49,7 @@ def evaluate_heads(
     (on held-out text alone); engines are these, and "dart+ngram".
     """
     loading = {"dtype": model.dtype, "device": model.device, "target_config": model.config}
-    heads = {}
+    heads: dict[str, DartHead | Eagle3Head] = {}
     if dart:
         heads["dart"] = load_dart_head(dart, **loading)
     if eagle3:
@@ -87,13 +91,13 @@ def evaluate_heads(
         ends = model.generation_config.eos_token_id
         ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         sets[Path(path).stem] = list(written_passages(model, prompts, taps, max_new_tokens, ends))
-    for name, passages in sets.items():
+    for name, texts in sets.items():
         report["tau"][name] = {}
         for engine, (drafter, weight) in engines.items():
             if "untrained" in engine and name != "held-out":
                 continue
-            by_budget = tau_by_budget(drafter, passages, budgets, weight)
+            by_budget = tau_by_budget(drafter, texts, budgets, weight)
             report["tau"][name][engine] = by_budget
             shown = "  ".join(f"b{budget} {value:.2f}" for budget, value in by_budget.items())
-            log(f"τ {name} ({len(passages)} texts) {engine:16} {shown}")
+            log(f"τ {name} ({len(texts)} texts) {engine:16} {shown}")
     return report

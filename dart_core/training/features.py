@@ -15,8 +15,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,13 +31,16 @@ from dart_core.progress import ProgressBar, duration, size
 from dart_core.training.data import Sequence
 from dart_core.training.states import TOP_K, Features, compute_features, target_features
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 __all__ = ["FeatureCache", "Features", "RecomputedFeatures", "target_features", "write_cache"]
 
 SHARD_SEQUENCES = 64
 GO_ON = "the same command goes on behind the last whole file"
 
 
-def bytes_per_token(model, taps: tuple[int, ...], top_k: int) -> int:
+def bytes_per_token(model: PreTrainedModel, taps: tuple[int, ...], top_k: int) -> int:
     """What a token takes in a cache."""
     states = len(taps) * model.config.get_text_config().hidden_size * model.dtype.itemsize
     return states + top_k * 6 + 5
@@ -60,7 +64,7 @@ def shards_within(
 
 def write_cache(
     folder: str | Path,
-    model,
+    model: PreTrainedModel,
     sequences: list[Sequence],
     *,
     top_k: int = TOP_K,
@@ -125,10 +129,19 @@ def _group(sequences: list[Sequence], shard: int) -> list[Sequence]:
     return sequences[shard * SHARD_SEQUENCES : (shard + 1) * SHARD_SEQUENCES]
 
 
-def _announce(folder, sequences, per_token, limit_bytes, within, missing, count, log) -> None:
+def _announce(
+    folder: Path,
+    sequences: list[Sequence],
+    per_token: int,
+    limit_bytes: int,
+    within: int,
+    missing: list[int],
+    count: int | None,
+    log: Callable[[str], None],
+) -> None:
     """Say what is kept and what is not; refuse what the disk cannot hold."""
 
-    def tokens(shards) -> int:
+    def tokens(shards: Iterable[int]) -> int:
         return sum(len(s.tokens) for shard in shards for s in _group(sequences, shard))
 
     if count is None:
@@ -171,9 +184,9 @@ def _claim(folder: Path, settings: dict) -> None:
 
 
 def _shard(
-    model,
+    model: PreTrainedModel,
     group: list[Sequence],
-    taps,
+    taps: tuple[int, ...],
     top_k: int,
     batch_tokens: int,
     computed: Callable[[int], None],
@@ -220,7 +233,7 @@ class FeatureCache:
         if not (self.folder / "cache.json").is_file():
             raise ArenaError(f"{self.folder} holds no feature cache (no cache.json)")
         self.settings = json.loads((self.folder / "cache.json").read_text())
-        self._shards: dict[int, tuple[object, list[int]]] = {}  # number: file, ends of sequences
+        self._shards: dict[int, tuple[Any, list[int]]] = {}  # number: file, ends of sequences
         self._length = 0
         self.refresh()
 
@@ -267,7 +280,9 @@ class FeatureCache:
 class RecomputedFeatures:
     """As a ``FeatureCache`` of all ``sequences``, but what it does not hold the target computes."""
 
-    def __init__(self, cache: FeatureCache, model, sequences: list[Sequence]):
+    def __init__(
+        self, cache: FeatureCache, model: PreTrainedModel, sequences: list[Sequence]
+    ) -> None:
         self.cache, self.model, self.sequences = cache, model, sequences
         self.taps, self.top_k = tuple(cache.settings["taps"]), cache.settings["top_k"]
 

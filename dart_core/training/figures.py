@@ -22,7 +22,7 @@ RANKS = (1, 5, 10)
 
 
 def hit_rates(
-    head: DartHead | Eagle3Head, embed: nn.Module, batches: Iterable[Batch], rows: int
+    head: DartHead | Eagle3Head, embed: nn.Embedding, batches: Iterable[Batch], rows: int
 ) -> dict[str, list[float]]:
     """hit@1, hit@5 and hit@10 by position over ``batches``, in the dtype of ``embed``."""
     found, cases = torch.zeros(rows, len(RANKS)), torch.zeros(rows)
@@ -37,7 +37,7 @@ def hit_rates(
 
 
 def drafter_of(
-    head: DartHead | Eagle3Head, embed: nn.Module, ngrams: Mapping[str, NgramModel]
+    head: DartHead | Eagle3Head, embed: nn.Embedding, ngrams: Mapping[str, NgramModel]
 ) -> Drafter:
     """The drafter of either kind of head; only DART's takes n-grams."""
     if isinstance(head, DartHead):
@@ -67,7 +67,7 @@ class HeldOut:
         self,
         items: Sequence[Features],
         to_draft: torch.Tensor,
-        embed: nn.Module,
+        embed: nn.Embedding,
         rows: int,
         *,
         ngrams: Mapping[str, NgramModel] | None = None,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, Eagle3Head, HeadConfig
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 
 def head_config(
-    target_config,
+    target_config: PreTrainedConfig,
     *,
     draft_vocab_size: int,
     draft_length: int | None,
@@ -44,7 +49,7 @@ def head_config(
 
 @torch.no_grad()
 def initialise(
-    head: DartHead | Eagle3Head, model: nn.Module, target_ids: Tensor, seed: int
+    head: DartHead | Eagle3Head, model: PreTrainedModel, target_ids: Tensor, seed: int
 ) -> None:
     """Fill ``head`` (fp32) from the target ``model``; draft id i stands for ``target_ids[i]``.
 
@@ -54,7 +59,7 @@ def initialise(
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def noise(shape, std: float) -> Tensor:
+    def noise(shape: int | torch.Size, std: float) -> Tensor:
         return torch.randn(shape, generator=generator) * std
 
     config, layer = head.config, head.midlayer
@@ -101,7 +106,7 @@ def initialise(
         attention.o_proj.weight.copy_(torch.eye(size) * 0.3)
 
 
-def _norm_twice(head: DartHead, weight: Tensor) -> None:
+def _norm_twice(head: DartHead | Eagle3Head, weight: Tensor) -> None:
     """Set the norm so that applying it twice turns a state the way ``weight`` does once.
 
     Twice the root of the weight is the weight. A sign would be lost on the way: lm_head takes it.
@@ -111,7 +116,7 @@ def _norm_twice(head: DartHead, weight: Tensor) -> None:
     head.lm_head.weight.mul_(torch.where(weight < 0, -1.0, 1.0))
 
 
-def untrained(head: DartHead | Eagle3Head, model: nn.Module) -> DartHead | Eagle3Head | None:
+def untrained(head: DartHead | Eagle3Head, model: PreTrainedModel) -> DartHead | Eagle3Head | None:
     """A head as ``head`` was before it was trained, on the CPU in fp32: initialised from the
     target. None where ``head`` has other sizes than the target's layers.
     """

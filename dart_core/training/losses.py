@@ -6,6 +6,8 @@ rows at a time, and the gradients are made in the same visit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,9 @@ _BLOCK = 256  # rows whose fp32 logits exist at one time
 
 class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states: Tensor, weight: Tensor, ids: Tensor, mass: Tensor):
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, ids: Tensor, mass: Tensor
+    ) -> tuple[Tensor, Tensor]:
         losses = torch.empty(len(states), device=states.device)
         # d loss / d logits = mass.sum() * softmax(logits) - mass
         slopes = torch.empty(len(states), len(weight), dtype=weight.dtype, device=states.device)
@@ -33,7 +37,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return losses.sum(), losses
 
     @staticmethod
-    def backward(ctx, upstream: Tensor, _):
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         state_grad, weight_grad = ctx.saved_tensors
         return state_grad * upstream, weight_grad * upstream, None, None
 

@@ -89,7 +89,8 @@ def hits(
             continue
         there = embeddings[sequence : sequence + 1]
         if isinstance(head, DartHead):
-            states = dart_forward(head, one.hidden, there, [anchors] * rows).chunk(rows, dim=1)
+            whole = dart_forward(head, one.hidden, there, [anchors] * rows)
+            states = list(whole.chunk(rows, dim=1))
         else:
             states = eagle3_forward(head, one.hidden, there, anchors, rows)
         for row in range(rows):

@@ -6,6 +6,7 @@ import argparse
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from dart_core.progress import duration, size
 from dart_core.training.data import read_records
 from dart_core.training.initial import head_config
 from dart_core.training.states import TOP_K
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 TOKENS_A_CONVERSATION = 350  # written by a target; a guess
 BYTES_A_TOKEN = 4.3  # of text in JSON; a guess
@@ -71,7 +75,7 @@ def _text(args: argparse.Namespace) -> tuple[int | None, str]:
     return tokens, f"the target answers {count:,} {source}: about {tokens / 1e6:.2f} million tokens"
 
 
-def _head(args: argparse.Namespace, kind: str, config) -> str:
+def _head(args: argparse.Namespace, kind: str, config: PreTrainedConfig) -> str:
     dart = kind == "dart"
     sizes = head_config(
         config,

@@ -7,9 +7,17 @@ import json
 import platform
 import shlex
 import sys
+from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dart_core.report import write_json
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from dart_core.training.data import Sequence
+    from dart_core.training.schedule import Progress
 
 
 class Provenance:
@@ -17,7 +25,13 @@ class Provenance:
     resumed run adds its command.
     """
 
-    def __init__(self, args, facts: dict, sequences, accelerator) -> None:
+    def __init__(
+        self,
+        args: Namespace,
+        facts: dict[str, Any],
+        sequences: list[Sequence],
+        accelerator: Accelerator,
+    ) -> None:
         self.path, self.main = Path(args.output, "provenance.json"), accelerator.is_main_process
         self.command = "python -m dart_core " + shlex.join(sys.argv[1:])
         packages = ("torch", "transformers", "accelerate", "numpy")
@@ -42,7 +56,7 @@ class Provenance:
             return []
         return json.loads(self.path.read_text()).get("commands", [])
 
-    def write(self, progress) -> None:
+    def write(self, progress: Progress) -> None:
         """Write it with how far the training is."""
         done = {
             "steps": progress.step,

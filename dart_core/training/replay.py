@@ -7,14 +7,24 @@ without running the target again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dart_core.drafters import Drafter, DraftSettings
-from dart_core.training.features import FeatureCache, target_features
+from dart_core.training.features import (
+    FeatureCache,
+    Features,
+    RecomputedFeatures,
+    target_features,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ def replay(
         tree = run.propose().tree
         depths = tree.depths()
 
-        def draw(node: int, depths=depths, first=committed) -> int:
+        def draw(node: int, depths: np.ndarray = depths, first: int = committed) -> int:
             place = first + int(depths[node])
             return int(tokens[place]) if place < length else -1
 
@@ -82,7 +92,9 @@ def tau(replays: Iterable[Replay]) -> float:
 
 
 def held_out_passages(
-    cache: FeatureCache, count: int, max_new_tokens: int = 128
+    cache: FeatureCache | RecomputedFeatures | Sequence[Features],
+    count: int,
+    max_new_tokens: int = 128,
 ) -> Iterator[Passage]:
     """The first answer of each of the first ``count`` sequences of a cache."""
     for index in range(min(count, len(cache))):
@@ -98,7 +110,7 @@ def held_out_passages(
 
 @torch.inference_mode()
 def written_passages(
-    model,
+    model: PreTrainedModel,
     prompts: list[list[int]],
     taps: tuple[int, ...],
     max_new_tokens: int,

@@ -33,7 +33,7 @@ class TrainSettings:
     save_every: int = 200
     save_seconds: float = 300.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.steps is None and self.tokens is None and self.minutes is None:
             raise ArenaError("training needs an end: give steps, tokens or minutes")
 

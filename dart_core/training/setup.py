@@ -8,11 +8,24 @@ import os
 import sys
 import time
 import warnings
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dart_core.cli import at_least
 from dart_core.errors import ArenaError
 from dart_core.weights import cache_dir, load_tokenizer, readable, resolve
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from dart_core.training.data import Sequence
+    from dart_core.training.features import RecomputedFeatures
+
+Log = Callable[[str], None]
 
 # The smallest value of every flag that has one, whichever step it belongs to.
 LIMITS = {
@@ -55,7 +68,7 @@ def silent(text: str) -> None:
     """What all but the first of several processes say."""
 
 
-def compute_with(args):
+def compute_with(args: Namespace) -> tuple[torch.device, torch.dtype]:
     """(device, dtype) to compute with; also sets the number of threads. Checks the flags first."""
     import torch
 
@@ -68,7 +81,9 @@ def compute_with(args):
     return device, default_dtype(device) if args.dtype == "auto" else getattr(torch, args.dtype)
 
 
-def load_target(args, device, dtype):
+def load_target(
+    args: Namespace, device: torch.device, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """(model, tokenizer) of the target, frozen."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -80,7 +95,9 @@ def load_target(args, device, dtype):
     return model.eval().requires_grad_(False), load_tokenizer(path)
 
 
-def read_sequences(args, tokenizer, log=log):
+def read_sequences(
+    args: Namespace, tokenizer: PreTrainedTokenizerBase, log: Log = log
+) -> tuple[list[Sequence], dict[str, Any]]:
     """(sequences, held-out ones first; facts about the data for cache and provenance)."""
     from dart_core.training.data import ChatEncoder, file_sha256, read_records, split
     from dart_core.training.overlap import OverlapFilter
@@ -117,8 +134,15 @@ def read_sequences(args, tokenizer, log=log):
 
 
 def target_features_of(
-    args, model, sequences, facts, *, count: int | None = None, accelerator=None, log=log
-):
+    args: Namespace,
+    model: PreTrainedModel,
+    sequences: list[Sequence],
+    facts: dict[str, Any],
+    *,
+    count: int | None = None,
+    accelerator: Accelerator | None = None,
+    log: Log = log,
+) -> RecomputedFeatures:
     """The features of these sequences: from the cache, its first ``count`` (all) filled where they
     are not, every process its part; what the size limit leaves out is computed when it is read.
     """
@@ -144,7 +168,7 @@ def target_features_of(
     return RecomputedFeatures(FeatureCache(folder), model, sequences)
 
 
-def all_processes(device):
+def all_processes(device: torch.device) -> Accelerator:
     """The processes that work together: one, or as many as `accelerate launch` started."""
     from datetime import timedelta
 

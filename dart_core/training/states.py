@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from dart_core.training.data import Sequence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TOP_K = 32  # next tokens whose probability is kept
 
@@ -26,8 +30,12 @@ class Features:
 
 @torch.inference_mode()
 def target_features(
-    model, tokens: torch.Tensor, taps: tuple[int, ...], wanted: torch.Tensor, top_k: int
-):
+    model: PreTrainedModel,
+    tokens: torch.Tensor,
+    taps: tuple[int, ...],
+    wanted: torch.Tensor,
+    top_k: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One target pass over right-padded rows.
 
     tokens int64 [B, S]; wanted bool [B, S]: positions whose next-token distribution is needed (M of
@@ -62,7 +70,10 @@ def target_features(
 
 
 def compute_features(
-    model, sequences: list[Sequence], taps: tuple[int, ...], top_k: int = TOP_K
+    model: PreTrainedModel,
+    sequences: list[Sequence],
+    taps: tuple[int, ...],
+    top_k: int = TOP_K,
 ) -> list[Features]:
     """The features of some sequences in one pass of the target, on the CPU."""
     longest = max(len(s.tokens) for s in sequences)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from torch.func import functional_call
 
 from dart_core.errors import ArenaError, Terminated
 from dart_core.heads import DartHead, Eagle3Head, save_head
-from dart_core.training.batches import BatchSource, choose_anchors
+from dart_core.training.batches import Batch, BatchSource, choose_anchors
 from dart_core.training.checkpoints import Checkpoint
 from dart_core.training.draft_vocab import draft_ids
 from dart_core.training.figures import HeldOut
@@ -31,16 +32,19 @@ from dart_core.training.objectives import Objective
 from dart_core.training.schedule import Progress, TrainSettings, learning_rate
 from dart_core.training.watch import Recent, Watch
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 
 def train(
     head: DartHead | Eagle3Head,
-    embed: nn.Module,
+    embed: nn.Embedding,
     source: BatchSource,
     objective: Objective,
     settings: TrainSettings,
     output: str | Path,
     *,
-    accelerator,
+    accelerator: Accelerator,
     held_out: HeldOut | None = None,
     begun: Callable[[Progress], None] = lambda progress: None,
     log: Callable[[str], None] = print,
@@ -87,11 +91,11 @@ def train(
                 group["lr"] = learning_rate(settings, progress)
             # One clock, and one wish to stop: a run ends at the same step everywhere.
             clock = before + time.monotonic() - started if main else 0.0
-            shared = torch.tensor([batch.lengths.sum(), clock, stop.wanted])
+            own = torch.tensor([batch.lengths.sum(), clock, stop.wanted])
             anchors, batch = anchors.to(accelerator.device), batch.to(embed.weight)
             inputs = batch, embed(batch.tokens[:, 1:]), anchors
             loss, norm, by_row, shared = _step(
-                accelerator, model, optimiser, inputs, shared, settings.clip
+                accelerator, model, optimiser, inputs, own, settings.clip
             )
             tokens, progress.seconds, stop.agreed = shared
             progress.step += 1
@@ -120,14 +124,21 @@ def train(
     return progress
 
 
-def _step(accelerator, model, optimiser, inputs, shared: torch.Tensor, clip: float):
+def _step(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    inputs: tuple[Batch, torch.Tensor, torch.Tensor],
+    shared: torch.Tensor,
+    clip: float,
+) -> tuple[float, float, list[float], list[float]]:
     """One step of the optimiser on all processes' inputs together. Returns the mean loss, the
     gradient's norm, by row [sums of loss, numbers of cases], and ``shared`` summed over processes.
     """
     total, sums = model(*inputs)
     own = torch.cat((total.detach()[None], shared.to(total), sums))
     loss, *rest = accelerator.reduce(own, "sum").tolist()
-    shared, (weight, *by_row) = rest[: len(shared)], rest[len(shared) :]
+    summed, (weight, *by_row) = rest[: len(shared)], rest[len(shared) :]
     # The mean over all processes' rows: they average gradients, so each counts its own times their
     # number. A batch can be without any valid row; the floor keeps 0 / 0 away.
     weight = max(weight, 1.0)
@@ -137,7 +148,7 @@ def _step(accelerator, model, optimiser, inputs, shared: torch.Tensor, clip: flo
         raise ArenaError(f"the loss became {loss}; give a lower --learning-rate")
     optimiser.step()
     optimiser.zero_grad()
-    return loss / weight, float(norm), by_row, shared
+    return loss / weight, float(norm), by_row, summed
 
 
 class _Stop:
@@ -145,8 +156,9 @@ class _Stop:
     same signal a second time ends it at once.
     """
 
-    def __init__(self):
-        self.wanted, self.agreed, self.before = 0.0, 0.0, {}
+    def __init__(self) -> None:
+        self.wanted, self.agreed = 0.0, 0.0
+        self.before: dict[int, Any] = {}
         self.heard: type[KeyboardInterrupt] = KeyboardInterrupt  # of several processes, anybody's
 
     def __enter__(self) -> _Stop:
@@ -155,11 +167,11 @@ class _Stop:
                 self.before[number] = signal.signal(number, self._hear)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, _) -> None:
+    def _hear(self, number: int, _: object) -> None:
         self.wanted = 1.0
         if number == signal.SIGTERM:
             self.heard = Terminated
@@ -198,11 +210,15 @@ def save_narrow(head: DartHead | Eagle3Head, output: str | Path) -> None:
 class _Rows(nn.Module):
     """Head and objective as one module with a plain forward."""
 
-    def __init__(self, head: nn.Module, objective: Objective):
+    head: DartHead | Eagle3Head
+
+    def __init__(self, head: DartHead | Eagle3Head, objective: Objective) -> None:
         super().__init__()
         self.head, self.objective = head, objective
 
-    def forward(self, batch, embeddings, anchors):
+    def forward(
+        self, batch: Batch, embeddings: torch.Tensor, anchors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.objective.loss(self.head, batch, embeddings, anchors)
 
 
@@ -211,10 +227,10 @@ class _Loss(nn.Module):
     masters.
     """
 
-    def __init__(self, rows: _Rows, dtype: torch.dtype):
+    def __init__(self, rows: _Rows, dtype: torch.dtype) -> None:
         super().__init__()
         self.rows, self.dtype = rows, dtype
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: Batch | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights = {name: weight.to(self.dtype) for name, weight in self.rows.named_parameters()}
         return functional_call(self.rows, weights, inputs)

@@ -21,8 +21,10 @@ EVALUATION_SHARE = 0.1  # of the time, at most, for these
 class Recent:
     """Means since the last line of log."""
 
-    def __init__(self, rows: int):
-        self.losses, self.norms, self.anchors, self.started = [], [], 0, time.monotonic()
+    def __init__(self, rows: int) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.anchors, self.started = 0, time.monotonic()
         self.cpu = time.process_time()
         self.rows, self.by_row = rows, [0.0] * (2 * rows)
 
