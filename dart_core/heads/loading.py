@@ -44,8 +44,8 @@ def load_dart_head(
     folder: str | Path,
     *,
     dtype: torch.dtype,
-    device,
-    target_config,
+    device: str | torch.device,
+    target_config: Any,
     rope_theta: float | None = None,
 ) -> DartHead:
     """Load a DART head for the target that ``target_config`` describes. See ``load_head``."""
@@ -63,8 +63,8 @@ def load_eagle3_head(
     folder: str | Path,
     *,
     dtype: torch.dtype,
-    device,
-    target_config,
+    device: str | torch.device,
+    target_config: Any,
     rope_theta: float | None = None,
 ) -> Eagle3Head:
     """Load an EAGLE3 head for the target that ``target_config`` describes. See ``load_head``."""
@@ -89,10 +89,10 @@ def load_head(
     kind: str,
     *,
     dtype: torch.dtype,
-    device,
-    target_config,
+    device: str | torch.device,
+    target_config: Any,
     rope_theta: float | None = None,
-) -> DraftHead:
+) -> Any:
     """Load a head of ``kind`` ("dart" | "eagle3"), cast to the target's ``dtype``, for inference.
 
     target_config: the target's transformers config, or anything with vocab_size, hidden_size and
@@ -177,7 +177,7 @@ def save_head(head: DraftHead, folder: str | Path) -> Path:
     return folder
 
 
-def _target(target_config) -> Any:
+def _target(target_config: Any) -> Any:
     """The text part of a target's config (multi-modal targets nest it)."""
     return getattr(target_config, "text_config", None) or target_config
 
