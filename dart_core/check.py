@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -23,6 +23,9 @@ from dart_core.sampling import Sampler, SamplingParams, gumbel_noise
 from dart_core.step import Step
 from dart_core.target import Target
 from dart_core.tree import DraftTree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # The largest difference between rows of logits that rounding alone may make, as a share of the
 # row's largest magnitude: twice what ``measure_rounding`` saw on SmolLM2-135M (30 layers) over 130
@@ -58,7 +61,7 @@ class Verdict:
     bound: float | None = None
     reason: str = ""
 
-    def describe(self, tokenizer=None) -> str:
+    def describe(self, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
         """One line, with token texts where there is a tokenizer."""
         if self.status == "equal":
             return "equal"
@@ -137,7 +140,7 @@ def compare(
             return Verdict("equal")
         ends = [tokens[shorter] if shorter < len(tokens) else None for tokens in (expected, found)]
         reason = "the same tokens, but they end elsewhere"
-        return Verdict("DIFFERENT", shorter, *ends, reason=reason)
+        return Verdict("DIFFERENT", shorter, ends[0], ends[1], reason=reason)
     row = replay_row(target, prompt_ids, plain, position)
     other = replay_row(target, prompt_ids, steps, position)
     return _judge(
@@ -145,13 +148,21 @@ def compare(
     )
 
 
-def _judge(row, other, position, expected, found, prompt_length, sampling) -> Verdict:
+def _judge(
+    row: torch.Tensor,
+    other: torch.Tensor,
+    position: int,
+    expected: int,
+    found: int,
+    prompt_length: int,
+    sampling: SamplingParams,
+) -> Verdict:
     rounding, row, other = ROUNDING[row.dtype], row.float(), other.float()
     difference = float((row - other).abs().max())
     bound = rounding * float(row.abs().max())
     place = prompt_length + position
     race = _race(row, place, sampling)
-    figures = {
+    figures: dict[str, Any] = {
         "position": position,
         "expected": expected,
         "found": found,
@@ -168,7 +179,14 @@ def _judge(row, other, position, expected, found, prompt_length, sampling) -> Ve
     return Verdict("tie", **figures)
 
 
-def _explains(row, moved, token: int, size: float, place: int, sampling: SamplingParams) -> bool:
+def _explains(
+    row: torch.Tensor,
+    moved: torch.Tensor,
+    token: int,
+    size: float,
+    place: int,
+    sampling: SamplingParams,
+) -> bool:
     """Does some row no further than ``size`` from ``row`` draw ``token``?
 
     ``moved``, the other replayed row, is one such and nearly always the proof. A replay need not
@@ -185,7 +203,7 @@ def _explains(row, moved, token: int, size: float, place: int, sampling: Samplin
     return any(sampler.draw(candidate, place) == token for candidate in rows)
 
 
-def _race(row, place: int, sampling: SamplingParams) -> torch.Tensor:
+def _race(row: torch.Tensor, place: int, sampling: SamplingParams) -> torch.Tensor:
     """What the largest is drawn of, in logits: a sampled draw adds the noise of its place."""
     if sampling.greedy:
         return row.double()
@@ -209,9 +227,9 @@ def replay_row(
         for step in steps[1:]:
             if emitted > position:
                 break
-            output = target.verify(step.tree, cache).logits
+            logits = target.verify(step.tree, cache).logits
             if position < emitted + len(step.tokens):
-                row = output[step.path[position - emitted]].clone()  # static shapes lend it
+                row = logits[step.path[position - emitted]].clone()  # static shapes lend it
             cache.keep(step.path)
             emitted += len(step.tokens)
         return row
