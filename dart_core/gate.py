@@ -177,7 +177,7 @@ class _Answer:
     async def refuse(self, refusal: Refusal, receive: Receive) -> None:
         status, sentence = refusal
         body = json.dumps(self._gate.told(status, sentence)).encode()
-        start = {
+        start: dict[str, Any] = {
             "type": "http.response.start",
             "status": status,
             "headers": [
