@@ -10,13 +10,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 from dart_core.errors import ArenaError
 from dart_core.json_file import read_object
 from dart_core.memory import is_out_of_memory
 from dart_core.presets import DEMO_ASSETS, DEMO_TARGET
 from dart_core.references import MODELSCOPE, Remote, local_path, parse_remote
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Kind = Literal["target", "head", "ngram", "tokenizer", "config"]
 Progress = Callable[[str], None]
@@ -133,7 +137,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ArenaError(f"{path} cannot be loaded ({error}); get it again") from None
 
 
-def client(remote: Remote):
+def client(remote: Remote) -> ModuleType:
     """The module that talks to the repository's hub."""
     if remote.source == MODELSCOPE:
         from dart_core import from_modelscope
@@ -147,11 +151,12 @@ def client(remote: Remote):
 def _checked(folder: Path, reference: str, kind: Kind, filename: str | None) -> Path:
     if not folder.is_dir():
         raise ArenaError(f"{kind} {reference!r} is a file; expected a folder")
-    wanted = {
+    own: dict[str, list[tuple[str | None, ...]]] = {
         "ngram": [(filename,)],
         "tokenizer": [_TOKENIZER_FILES],
         "config": [("config.json",)],
-    }.get(kind) or [("config.json",), WEIGHT_FILES[kind]]
+    }
+    wanted = own.get(kind) or [("config.json",), WEIGHT_FILES[kind]]
     for names in wanted:
         if not any(path for name in names for path in folder.glob(name)):
             there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
@@ -210,7 +215,7 @@ def readable(path: str | os.PathLike[str], what: str) -> Iterator[None]:
         ) from error
 
 
-def load_tokenizer(folder: str | os.PathLike[str]):
+def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     """The tokenizer in a local folder. Raises ArenaError where its files are missing or damaged."""
     from transformers import AutoTokenizer
 
