@@ -26,6 +26,7 @@ from dart_core.references import local_path
 from dart_core.target import default_device, default_dtype, parse_device
 from dart_core.trio import WORDS
 
+KINDS: dict[str, weights.Kind] = {"target": "target", "ngram": "ngram"}  # the others are heads
 NODE_BYTES = 36  # of a published .trie, a node
 ASSUMED_ORDER, MAX_ORDER = 3, 8  # before a file is here, nobody tells its order
 RUN_TOKENS = 2048  # the keys and values that a first run takes
@@ -65,7 +66,7 @@ def part_of(
         download, folder = demo_target.demo_disk()
         size = demo_target.WEIGHT_BYTES
         return Part(f"target {demo_target.FOLDER}", size, download, folder, memory=size)
-    kind = role if role in ("target", "ngram") else "head"
+    kind = KINDS.get(role, "head")
     name = f"{WORDS[role]} {reference}" + (f" {filename}" if role == "ngram" else "")
     local = local_path(reference)
     if local is not None:
@@ -198,7 +199,12 @@ def _disks(parts: Sequence[Part]) -> dict[Path, tuple[int, int, list[str]]]:
     return disks
 
 
-def _table(parts, disks, devices, free) -> list[str]:
+def _table(
+    parts: Sequence[Part],
+    disks: Mapping[Path, tuple[int, int, list[str]]],
+    devices: Sequence[torch.device],
+    free: int | None,
+) -> list[str]:
     total = [0, 0, 0]
     lines = []
     for part in parts:
@@ -219,7 +225,8 @@ def _table(parts, disks, devices, free) -> list[str]:
     ]
 
 
-def _row(download: str, disk: str, memory: str, name: str) -> str:
+def _row(*cells: str) -> str:
+    download, disk, memory, name = cells
     return f"{download:>10}  {disk:>10}  {memory:>10}  {name}"
 
 
@@ -246,7 +253,7 @@ def _named(devices: Sequence[torch.device]) -> str:
     return " + ".join("the CPU" if device.type == "cpu" else str(device) for device in devices)
 
 
-def _local_sizes(path: Path, kind: str, filename: str | None) -> dict[str, int]:
+def _local_sizes(path: Path, kind: weights.Kind, filename: str | None) -> dict[str, int]:
     if path.is_file():
         return {path.name: path.stat().st_size}
     patterns = weights.wanted_files(kind, filename)
