@@ -13,9 +13,10 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -24,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dart_core.chat_format import (
     ChatAnswer,
@@ -40,7 +41,7 @@ from dart_core.chat_format import (
 )
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
-from dart_core.gate import Gate, Limits, bearer, called, own_site, visitor
+from dart_core.gate import Check, Gate, Limits, bearer, called, own_site, visitor
 from dart_core.metrics import summarize
 from dart_core.report import figures
 from dart_core.step import Step
@@ -65,7 +66,7 @@ CLIENT_GONE = 499  # a status that nobody will read
 class Run:
     """One answer's steps on their way from the device's thread to the event loop."""
 
-    def __init__(self, source: Iterator[Step]):
+    def __init__(self, source: Generator[Step, None, None]) -> None:
         self._source = source
         self._items: asyncio.Queue = asyncio.Queue()  # short: an answer has few thousand steps
         self._loop = asyncio.get_running_loop()
@@ -124,7 +125,7 @@ class Device:
         """Runs that are on the device or wait for it."""
         return len(self._runs)
 
-    def start(self, source: Iterator[Step], who: str | None = None) -> Run:
+    def start(self, source: Generator[Step, None, None], who: str | None = None) -> Run:
         """Queue a run of ``who``, None for this machine's own programs. Raises RequestError: 503
         where too many wait, 429 where too many of theirs do.
         """
@@ -194,20 +195,18 @@ class ChatServer:
         name, which a browser was led to believe is this machine, is turned away. key: what requests
         must bring as ``Authorization: Bearer KEY``, all but those for its health.
         """
-        checks = [own_site]
+        checks: list[Check] = [own_site]
         if hosts:
             checks.append(called(hosts, "start the server with --listen to serve other machines"))
         if key is not None:
             checks.append(bearer(key, HEALTH))
+        handlers: dict[Any, Callable[..., Response]] = {
+            ArenaError: _refuse,
+            HTTPException: _no_such_thing,
+            Exception: _fail,
+        }
         return Gate(
-            Starlette(
-                routes=self.routes(),
-                exception_handlers={
-                    ArenaError: _refuse,
-                    HTTPException: _no_such_thing,
-                    Exception: _fail,
-                },
-            ),
+            Starlette(routes=self.routes(), exception_handlers=handlers),
             Limits(body=MAX_BODY, open_each=OPEN_EACH, open_all=OPEN_ALL),
             checks,
             told=_told,
@@ -323,7 +322,7 @@ class _EventStream(StreamingResponse):
         )
         self._answer = answer
 
-    async def __call__(self, scope, receive, send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -345,7 +344,7 @@ class _Server(uvicorn.Server):
         )
         self._device = device
 
-    def handle_exit(self, sig, frame) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._device.close()
         super().handle_exit(sig, frame)
 
