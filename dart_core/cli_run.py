@@ -178,7 +178,7 @@ def load(
 
     transformers_logging.disable_progress_bar()  # our own lines say what is loaded
     dtype = DTYPES[args.dtype]
-    given = model_references(args)
+    given: dict[str, Any] = model_references(args)
     # A published id stands for its whole trio, as the preset does.
     preset = args.preset or choose_trio(**given).preset
     if args.ngram == NGRAM_OFF:
@@ -188,7 +188,7 @@ def load(
         **given,
         small_ngram=args.ngram == "small",
         engines=engines,
-        dtype=dtype and getattr(torch, dtype),
+        dtype=getattr(torch, dtype) if dtype else None,
         device=_device(args),
         device_map=args.device_map,
         cuda_graphs=args.cuda_graphs,
@@ -227,7 +227,7 @@ def run_one(
     name: str,
     prompt_ids: list[int],
     settings: GenerationSettings,
-    show: Printer | None = None,
+    show: Callable[[Step, list[str]], None] | None = None,
 ) -> Generation:
     """One run, shown as it comes."""
     stream = TextStream(engine.tokenizer, settings.stop)
