@@ -6,6 +6,7 @@ import argparse
 import os
 from argparse import Namespace
 from dataclasses import replace
+from typing import Any
 
 from dart_core.cli import add_model_arguments, add_run_arguments, at_least, engine_list
 from dart_core.cli_run import check_models, load, note, run_settings
@@ -15,7 +16,7 @@ from dart_core.server import LOCAL_NAMES, QUEUE, SHARE, ChatServer, bound_socket
 KEY_VARIABLE = "DART_ARENA_API_KEY"
 
 
-def add_api_parser(commands) -> None:
+def add_api_parser(commands: Any) -> None:
     """Add ``api`` to the command line's sub-parsers."""
     parser = commands.add_parser(
         "api",
