@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dart_core.chat_format import refuse_unsupported
 from dart_core.cli_run import run_one
@@ -25,6 +25,7 @@ from dart_core.errors import ArenaError
 from dart_core.metrics import summarize
 from dart_core.prompts import json_object, prompt_of
 from dart_core.sampling import MAX_SEED
+from dart_core.step import Step
 
 ECHOED = ("id", "prompt", "messages", "turns")  # of an input line, in its output line
 FIGURES = (
@@ -287,7 +288,7 @@ def answer_line(
     chat_ids: Callable[[list[dict[str, str]]], list[int]],
     raw_ids: Callable[[str], list[int]] | None = None,
     seed: int = 0,
-    show: Callable | None = None,
+    show: Callable[[Step, list[str]], None] | None = None,
 ) -> dict[str, Any]:
     """The record of one line: its answer, or, as ``error``, why there is none.
 
@@ -381,7 +382,7 @@ def _discard(parts: list[Path]) -> None:
             part.unlink()
 
 
-def _claim(path: Path):
+def _claim(path: Path) -> BinaryIO:
     """The file, open for appending by this process alone, a half-written last line cut off."""
     while True:
         file = path.open("ab", buffering=0)
