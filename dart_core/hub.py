@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -122,7 +122,7 @@ class Unreachable(ArenaError):
 
 
 @contextmanager
-def _told(remote: Remote, kind: str):
+def _told(remote: Remote, kind: str) -> Iterator[None]:
     """What the hub's client raises, in words."""
     from huggingface_hub import constants
     from huggingface_hub import errors as hub
@@ -189,7 +189,7 @@ def _storage(remote: Remote) -> Path:
 
 
 @contextmanager
-def _watched(remote: Remote, missing: int, progress: Progress):
+def _watched(remote: Remote, missing: int, progress: Progress) -> Iterator[None]:
     """Tell how far a download of ``missing`` bytes is, by what the cache's folder has grown."""
     if missing < WORTH_TELLING:
         with _own_bars_off():
@@ -218,7 +218,7 @@ def _watched(remote: Remote, missing: int, progress: Progress):
 
 
 @contextmanager
-def _own_bars_off():
+def _own_bars_off() -> Iterator[None]:
     """The client draws its own bars, over ours."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
