@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from dart_core import ngram_twin
 from dart_core._native import choose_backend, native
@@ -109,7 +110,7 @@ def disk_needed(order: int, nodes: int, vocab_size: int | None = None) -> tuple[
     return max(while_reading, runs + result), result
 
 
-def _run(work, bar: ProgressBar) -> None:
+def _run(work: Any, bar: ProgressBar) -> None:
     """Do all the steps; between two of them signals are heard."""
     total, resumed_at = work.nodes, work.read
     resumed, started = _fraction(work), time.monotonic()
@@ -130,12 +131,16 @@ def _run(work, bar: ProgressBar) -> None:
         bar.close()
 
 
-def _fraction(work) -> float:
+def _fraction(work: Any) -> float:
     return (READING * work.read + (1 - READING) * work.merged) / max(1, work.nodes)
 
 
 def _check_disk(
-    work, trie_path: Path, path: Path, vocab_size: int | None, note: Callable[[str], None]
+    work: Any,
+    trie_path: Path,
+    path: Path,
+    vocab_size: int | None,
+    note: Callable[[str], None],
 ) -> None:
     need, result = disk_needed(work.order, work.nodes, vocab_size)
     here = _bytes_on_disk(parts_folder(path))
@@ -203,13 +208,13 @@ def _alone_with(path: Path, *, once: bool, note: Callable[[str], None]) -> Itera
             return
 
 
-def _owner(lock) -> str:
+def _owner(lock: BinaryIO) -> str:
     lock.seek(0)
     content = lock.read(8)
     return f"pid {struct.unpack('<q', content)[0]}" if len(content) == 8 else "just started"
 
 
-def _is_still(file, path: Path) -> bool:
+def _is_still(file: BinaryIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
