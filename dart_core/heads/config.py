@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,10 @@ def read_config_json(folder: Path) -> dict[str, Any]:
         raise ArenaError(f"{path}: not valid JSON ({error})") from error
 
 
+def _is_whole(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
 def check_values(raw: dict[str, Any]) -> None:
     """Raises ArenaError for a value of a ``config.json`` that no head can have, by its name.
 
@@ -207,7 +212,7 @@ def check_values(raw: dict[str, Any]) -> None:
         require(
             flat,
             key,
-            lambda value, low=low, high=high: type(value) is int and low <= value <= high,
+            partial(_is_whole, low=low, high=high),
             f"a whole number from {low} to {high}",
         )
     require(flat, "rms_norm_eps", lambda value: _is_real(value) and value <= 1, "0 to 1")
