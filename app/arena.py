@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.controls import SLOTS
 from app.facts import facts_of, public_names
@@ -23,6 +23,12 @@ from app.race import Ended, Judged, Lane, Moved, race
 from app.recording import Recording, replay
 from app.runner import Job, Run, Runner
 from app.view import Baseline, RunView
+
+if TYPE_CHECKING:
+    from dart_core.check import Verdict
+    from dart_core.engine import Engine, GenerationSettings
+    from dart_core.sampling import SamplingParams
+    from dart_core.step import Step
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +130,7 @@ class Visit:
     @property
     def conversation(self) -> tuple[tuple[str, str], ...]:
         """The (prompt, answer) pairs so far, this run's included once it has a text."""
-        turns = tuple(tuple(turn) for turn in self.view.turns)
+        turns = tuple((prompt, answer) for prompt, answer in self.view.turns)
         answer = self.view.answer()
         return (*turns, (self.view.prompt, answer)) if answer else turns
 
@@ -184,7 +190,7 @@ class Arena:
 
     def __init__(
         self,
-        engine=None,
+        engine: Engine | None = None,
         *,
         runner: Runner | None = None,
         max_length: int = 2048,
@@ -355,7 +361,7 @@ class Arena:
             for event in run.drain():
                 if isinstance(event, Moved):
                     rates[engine] = event.tokens_per_second
-                elif event.reason == "error":
+                elif isinstance(event, Ended) and event.reason == "error":
                     say(f"warm-up of {engine} failed: {event.message}")
         say("warm-up: " + ", ".join(f"{name} {rate:.1f} tokens/s" for name, rate in rates.items()))
         if rates.get("ar", 0) > 0:
@@ -381,7 +387,12 @@ class Arena:
     def _job(self, order: Order) -> Job[Event]:
         return lambda stop: self.device(order, stop)
 
-    def _judge(self, prompt_ids, steps: Mapping[str, list], sampling) -> Iterator[Judged]:
+    def _judge(
+        self,
+        prompt_ids: Sequence[int],
+        steps: Mapping[str, list[Step]],
+        sampling: SamplingParams,
+    ) -> Iterator[Judged]:
         """Ask the target why texts part, where two of them do: plain decoding is the measure if it
         took part, else the first panel.
         """
@@ -399,7 +410,7 @@ class Arena:
                 continue
             yield Judged(engine, measure, place, verdict.status, self._reason(verdict, sampling))
 
-    def _reason(self, verdict, sampling) -> str:
+    def _reason(self, verdict: Verdict, sampling: SamplingParams) -> str:
         here, there = (self.token_text(token) for token in (verdict.found, verdict.expected))
         figures = (
             f"it scores “{there}” and “{here}” {abs(verdict.gap):.2g} apart, and the two ways of "
@@ -414,7 +425,7 @@ class Arena:
             "download."
         )
 
-    def _generation(self, settings: Mapping[str, Any]):
+    def _generation(self, settings: Mapping[str, Any]) -> GenerationSettings:
         from dart_core.drafters import DraftSettings  # torch: only where an engine runs
         from dart_core.engine import GenerationSettings
         from dart_core.sampling import SamplingParams
