@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import plotly
@@ -112,13 +113,13 @@ def _handed_over(waiting: Waiting | None, guard: Callable[[App], None]) -> Itera
     """Free the port at the last moment: Gradio builds its whole server before it binds."""
     start = http_server.start_server
 
-    def take_over(app: App, **options):
+    def take_over(app: App, **options: Any) -> Any:
         guard(app)
         if waiting:
             waiting.close()
         return start(app, **options)
 
-    http_server.start_server = take_over
+    http_server.start_server = take_over  # type: ignore[assignment]
     try:
         yield
     finally:
