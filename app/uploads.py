@@ -51,10 +51,12 @@ class Uploads:
         self._taken: deque[_Taken] = deque()
         prepare = page.preprocess_data
 
-        async def preprocess_data(block_fn, inputs, *others, **options):
+        async def preprocess_data(
+            block_fn: Any, inputs: list[Any], *others: Any, **options: Any
+        ) -> Any:
             return await prepare(block_fn, self.found(inputs), *others, **options)
 
-        page.preprocess_data = preprocess_data
+        page.preprocess_data = preprocess_data  # type: ignore[method-assign]
 
     async def take(self, request: Request) -> JSONResponse:
         """Store a form's one file; answers with a list of its handle, as Gradio's client expects.
