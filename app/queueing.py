@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import gradio as gr
 from starlette.exceptions import HTTPException
@@ -20,7 +21,7 @@ def share_fairly(page: gr.Blocks) -> None:
     push = queue.push
     coming: Counter[str] = Counter()  # on their way into the queue: a prompt is checked meanwhile
 
-    async def fair_push(body, request, username):
+    async def fair_push(body: Any, request: Any, username: str | None) -> tuple:
         who = visitor(request.scope)
         if who is None:
             return _told(await push(body, request, username))
@@ -42,7 +43,7 @@ def share_fairly(page: gr.Blocks) -> None:
             if not coming[who]:
                 del coming[who]
 
-    queue.push = fair_push
+    queue.push = fair_push  # type: ignore[method-assign]
 
 
 def _told(answer: tuple) -> tuple:
