@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from app.access import VARIABLE, accounts, exposure
 from app.facts import without_folders
@@ -26,9 +26,14 @@ from dart_core.presets import DEFAULT_PRESET
 from dart_core.prompts import read_prompt_file
 from dart_core.trio import choose_trio
 
+if TYPE_CHECKING:
+    from dart_core.engine import Engine
+
 
 class Ended(SystemExit):
     """A signal that ends the program, wherever it is."""
+
+    code: int
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -248,7 +253,7 @@ def _engines(args: argparse.Namespace) -> list[str]:
     return ["ar", "dart", *(["eagle3"] if args.compare_eagle3 else [])]
 
 
-def _engine(args: argparse.Namespace, say: Callable[[str], None]):
+def _engine(args: argparse.Namespace, say: Callable[[str], None]) -> Engine:
     """The models the flags ask for."""
     from dart_core.cli_run import check_models, load
 
