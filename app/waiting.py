@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
-import socket
 import threading
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
+from typing import Any
 
 from app.access import answer_headers
 from dart_core.errors import ArenaError
@@ -116,13 +116,13 @@ class _Server(ThreadingHTTPServer):
         self._places = threading.BoundedSemaphore(CLIENTS)
         super().__init__(address, _Handler)
 
-    def process_request(self, request: socket.socket, client_address: object) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: socket.socket, client_address: object) -> None:
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
