@@ -182,6 +182,8 @@ def _by_clock(events: list[Event]) -> list[tuple[float, Event]]:
 
 def _read(path: Path, most: int, *, whole: bool = True) -> bytes:
     """The unpacked bytes of a file, ``most`` of them at most: more is an error if all is wanted."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # to open a pipe waits for a writer
+        raise ArenaError(f"cannot read {path.name}: it is a pipe or a device")
     try:
         with path.open("rb") as file:
             packed = file.read(2) == GZIP_MAGIC

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import os
 import random
 import re
 from copy import deepcopy
@@ -182,6 +183,8 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     assert "No such file" in refusal(tmp_path / "run.json")
     (tmp_path / "folder.json").mkdir()
     assert "cannot read folder.json" in refusal(tmp_path / "folder.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    assert "cannot read pipe.json: it is a pipe" in refusal(tmp_path / "pipe.json")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     assert "no text" in refusal(tmp_path / "bytes")
     GOOD.save(tmp_path / "run.json.gz")
@@ -377,6 +380,14 @@ def take_in(path: Path) -> Recording | None:
     assert len(list(csv.reader(io.StringIO(steps_csv(run))))) == 1 + len(moves(run.events))
     list(replay(run, speed=math.inf))
     return run
+
+
+def test_of_keys_that_are_there_twice_the_last_one_counts_and_is_checked(tmp_path):
+    text = GOOD.to_text()
+    twice = text[: text.rindex("}")] + ', "prompt": "The last."}'
+    assert Recording.load(write(tmp_path / "run.json", twice)).header["prompt"] == "The last."
+    twice = text[: text.rindex("}")] + ', "prompt": 5}'
+    assert "'prompt' of the header is 5" in refusal(write(tmp_path / "run.json", twice))
 
 
 @pytest.mark.parametrize("seed", range(8))
