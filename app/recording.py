@@ -51,10 +51,12 @@ class Recording:
         cls, header: Mapping[str, Any], events: Iterable[Event], token_text: Callable[[int], str]
     ) -> Recording:
         """A run as it is recorded: with the texts of all tokens that its trees show."""
-        events, tokens = list(events), set()
+        events = list(events)
+        tokens: set[int] = set()
         for step in (event.step for event in events if isinstance(event, Moved)):
-            for nodes in filter(None, (step.tree, step.candidates)):
-                tokens.update(nodes.tokens.tolist())
+            for nodes in (step.tree, step.candidates):
+                if nodes is not None:
+                    tokens.update(nodes.tokens.tolist())
             if step.bonus is not None:
                 tokens.add(step.bonus)
         return cls(dict(header), {token: token_text(token) for token in sorted(tokens)}, events)
