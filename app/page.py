@@ -17,7 +17,6 @@ from app.controls import SLOTS, check_panels, check_prompt, checked, controls, r
 from app.markdown import render
 from app.panels import charts_panel, status_line, token_panel, toolbar, totals_table, tree_view
 from app.race import in_words
-from app.recording import Recording
 from app.steps_csv import steps_csv
 from app.view import IDLE_CHARTS, IDLE_STATUS, IDLE_TOTALS, IDLE_TREES, idle_panel
 from dart_core.errors import ArenaError
@@ -188,7 +187,7 @@ def build_page(
 
         def play(path: str | Path, speed: str, request: gr.Request) -> Iterator[list[Any]]:
             def begin() -> Visit:
-                recording = Recording.load(path)
+                recording = replays.read(path)
                 return arena.begin_replay(request.session_hash, recording, layout.SPEEDS[speed])
 
             yield from watch(request, begin)

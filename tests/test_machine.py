@@ -12,11 +12,13 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from recorded import recording
 from safetensors.torch import load_file
 from trio import BASE, DART, EAGLE3, NGRAM, make_trio
 
+from app import replays
 from app.recording import Recording
 from dart_core import engine as engines
 from dart_core import hub
@@ -612,3 +615,23 @@ def test_a_jumping_clock_changes_nothing(engine, tmp_path, monkeypatch):
     bar.show(0.5, "half")
     assert 0 <= bar.left(1, 2) < 60
     assert lines == ["work 50 %, half"]
+
+
+# A server's memory --------------------------------------------------------------------------------
+
+
+def test_runs_are_read_one_at_a_time_in_one_thread(monkeypatch):
+    """Else every thread that ever read a large one keeps as much memory as that took."""
+    readers, inside = set(), threading.Lock()
+
+    def load(path):
+        assert inside.acquire(blocking=False)
+        readers.add(threading.get_ident())
+        time.sleep(0.01)
+        inside.release()
+        return path
+
+    monkeypatch.setattr(Recording, "load", load)
+    with ThreadPoolExecutor(8) as visitors:
+        assert list(visitors.map(replays.read, range(20))) == list(range(20))
+    assert len(readers) == 1
