@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from gradio.routes import App
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.types import Scope
 
 from app.access import LOCAL, Account, Tries, answer_headers, on_space
@@ -92,10 +92,7 @@ class Members:
     def _is_in(self, headers: Headers) -> bool:
         if not self._asked:
             return True
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return False
+        cookies = cookie_parser(headers.get("cookie", ""))
         kinds = ("", "unsecure-")  # Gradio's cookies for https and http
         names = (f"access-token-{kind}{self._app.cookie_id}" for kind in kinds)
-        return any(name in cookies and cookies[name].value in self._app.tokens for name in names)
+        return any(cookies.get(name) in self._app.tokens for name in names)
