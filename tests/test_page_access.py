@@ -270,6 +270,8 @@ def test_a_file_is_only_ever_one_that_was_uploaded(site, path, monkeypatch):
             told = site.ends(event, f"file{number}{hash(path)}")
             assert is_quiet(told.replace(path, "") if len(path) > 3 else told)
             assert "The sky" not in told and '"success": true' not in told
+            words = ("is not here (any more)", "could not be taken in", "Unprocessable", "Write a")
+            assert any(word in told for word in words), told
         body = {**site.event("clear"), "data": [file], "session_hash": "direct"}
         assert is_quiet(site.http.post("/gradio_api/run/predict", json=body).text)
     assert not asked
@@ -300,6 +302,7 @@ def test_a_recording_is_stored_under_a_name_that_nobody_can_guess(site, name):
     assert stored.read_bytes() == data
     assert stored.parent.parent == site.folder / "gradio"
     assert len(stored.parent.name) == 22 and not stored.name.startswith(".")
+    assert str(stored) in site.page.upload_file_set  # to be deleted in time
     (again,) = site.upload(data, name).json()
     assert again.split("/")[0] != handle.split("/")[0]
     for asked in (handle, str(stored)):
@@ -509,6 +512,8 @@ def test_no_exception_of_a_direct_call_reaches_a_visitor(site, monkeypatch):
     ):
         answer = site.http.post("/gradio_api/component_server", json={**body, **changed})
         assert answer.status_code in (400, 404, 500) and is_quiet(answer.text)
+        if answer.status_code == 500:
+            assert answer.json()["detail"].startswith("an internal error; the server's log has")
     for index in (10**6, -1, None, "x"):
         answer = site.http.post(JOIN, json={"data": [], "fn_index": index, "session_hash": "s"})
         assert answer.status_code in (400, 422, 500) and is_quiet(answer.text)
