@@ -19,7 +19,7 @@ from dart_core.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted((ROOT / "launch").glob("*.sh"))
-NO_STARTERS = {"lib.sh", "record.sh", "replay.sh", "test.sh"}  # without a preset
+NO_STARTERS = {"fuzz.sh", "lib.sh", "record.sh", "replay.sh", "test.sh"}  # without a preset
 NO_STARTERS |= {"train_dart.sh", "train_demo.sh"}
 PUBLISHED = [path for path in SCRIPTS if path.name.startswith("qwen3_")]
 STARTERS = [path for path in SCRIPTS if path.name not in NO_STARTERS and path not in PUBLISHED]
