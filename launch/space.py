@@ -190,7 +190,7 @@ def _writable() -> Path:
 def _key() -> str:
     """What an extension was built from and for."""
     digest = hashlib.sha256(f"{sys.implementation.cache_tag} {os.uname().machine}".encode())
-    for path in sorted((ROOT / "cpp").iterdir()):
+    for path in sorted(path for path in (ROOT / "cpp").iterdir() if path.is_file()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
