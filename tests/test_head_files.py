@@ -15,6 +15,7 @@ from fuzz_files import malicious_pickle
 from head_files import DRAFT_VOCAB, Folder, outputs
 from models import head_config, random_head, tiny_target
 from safetensors.torch import load_file, save_file
+from torch.torch_version import TorchVersion
 
 from dart_core import json_file
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
@@ -115,6 +116,12 @@ def refused_file(folder: Folder) -> str:
         )
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_torch_that_reads_pickles_unsafely_reads_none(eagle3, monkeypatch):
+    torch.save(eagle3.tensors, pickled(eagle3))
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1"))
+    assert "torch 2.9.1 does not read pytorch_model.bin safely" in refused_file(eagle3)
 
 
 @pytest.mark.parametrize("archived", [True, False])
