@@ -29,7 +29,7 @@ from dart_core.sampling import SamplingParams
 from dart_core.verify_cost import VerifyCost
 
 GOLDEN = Path(__file__).parent / "golden"
-DRAWS = 240
+DRAWS = 160
 TARGETS = [
     ("qwen3", {"seed": 0}),
     ("qwen3", {"seed": 1, "num_hidden_layers": 4, "num_key_value_heads": 4, "vocab_size": 300}),

@@ -473,7 +473,7 @@ def test_an_engine_that_fails_is_told_without_its_words(site):
 @pytest.mark.parametrize(
     ("place", "event", "trigger"),
     [("app.page.checked", "run", "click"), ("app.page.check_prompt", "run", "click"),
-     ("app.page.Recording.load", "replay", "click"),
+     ("app.replays.Recording.load", "replay", "click"),
      ("app.page.read_link", "link-opened", "click")],
 )  # fmt: skip
 def test_no_exception_reaches_a_visitor(site, error, place, event, trigger, monkeypatch):

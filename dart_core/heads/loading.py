@@ -193,7 +193,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(
             f"{folder}: no head weights; looked for {' and '.join(WEIGHT_FILES)}"
         )
-    if path.suffix == ".bin" and torch.__version__ < (2, 10):
+    if path.suffix == ".bin" and torch.__version__ < "2.10":
         # Before 2.10 weights-only loading could be led astray (CVE-2026-24747).
         raise ArenaError(
             f"torch {torch.__version__} does not read {path.name} safely: update it to 2.10 or "
