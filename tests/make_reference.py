@@ -66,7 +66,8 @@ def command_lines() -> str:
         MADE.format("the flags' own definitions"),
         "| command | what it does |\n| --- | --- |\n"
         + "".join(f"| [`{c.name}`](#{_anchor(c.name)}) | {c.line} |\n" for c in commands),
-        f"{EXIT_CODES} The page ends with 0 after Ctrl-C, 143 after SIGTERM.\n",
+        f"{EXIT_CODES} The page ends with 0 after Ctrl-C, 143 after SIGTERM; the "
+        "API server with 0 after either.\n",
         "## Flags of several commands\n",
     ]
     parts += [f"### {title}\n\n{group.text()}" for title, group in shared.items()]

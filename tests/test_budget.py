@@ -21,7 +21,7 @@ from dart_core.heads import DartHead, Eagle3Head
 from dart_core.metrics import chosen_sizes, sizes_in_words
 from dart_core.ngram import NgramModel, build_ngram
 from dart_core.sampling import SamplingParams
-from dart_core.tree import Candidates, DraftTree
+from dart_core.tree import DraftTree
 from dart_core.verify_cost import ROWS, VerifyCost, measure_verify
 
 CAP = 60
@@ -341,20 +341,6 @@ def test_the_best_nodes_of_a_large_tree_are_the_small_tree(parts, name):
                     assert cut.tree.tokens.tolist() == small.tokens.tolist()
                     assert cut.tree.parents.tolist() == small.parents.tolist()
                     assert cut.tree.scores.tolist() == small.scores.tolist()
-
-
-def test_cutting_keeps_every_column_of_the_nodes_kept():
-    tree = DraftTree.of(
-        [9, 1, 2, 3], [-1, 0, 0, 2], [0, -1, -2, -3], [1, 0.5, 0.4, 0.3], [0, 1, 2, 3]
-    )
-    cut = tree.cut_to(np.array([0, 2, 3]))
-    assert cut.tokens.tolist() == [9, 2, 3]
-    assert cut.parents.tolist() == [-1, 0, 1]
-    assert cut.ngram.tolist() == [0, 2, 3]
-    pool = Candidates(
-        np.array([1, 2, 3, 7]), np.array([-1, -1, 1, 0]), np.zeros(4), np.array([1, 2, 3, -1])
-    )
-    assert pool.of_tree(np.array([0, 2, 3]), 4).node.tolist() == [-1, 1, 2, -1]
 
 
 SAMPLED = SamplingParams(temperature=0.8, top_k=20, seed=11)

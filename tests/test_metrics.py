@@ -8,7 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from dart_core.metrics import DEFINITIONS, Tally, speedup, summarize
+from dart_core.metrics import (
+    DEFINITIONS,
+    Tally,
+    chosen_sizes,
+    sizes_in_words,
+    speedup,
+    summarize,
+)
 from dart_core.tree import DraftTree
 
 
@@ -118,3 +125,38 @@ def test_every_figure_is_defined_and_fits_json():
     json.dumps(metrics, allow_nan=False)
     names = {*metrics, *(f"speculative_decoding.{name}" for name in speculative)}
     assert names - {"speculative_decoding"} | {"speedup"} == set(DEFINITIONS)
+
+
+def chosen(drafted: int, tokens: int, *, asked: int, cost: float, expected: float):
+    step = verify(tokens, tokens - 1, drafted)
+    step.choice = SimpleNamespace(asked=asked, cost=cost, expected=expected)
+    return step
+
+
+def test_sizes_that_were_chosen_and_what_came_of_them():
+    fixed = [prefill(), verify(1, 0, 4)]
+    for step in fixed:
+        step.choice = None
+    assert chosen_sizes(fixed) is None
+    steps = [
+        *fixed,
+        chosen(6, 4, asked=8, cost=1.5, expected=3.0),
+        chosen(0, 1, asked=0, cost=1.0, expected=1.0),
+        chosen(1, 2, asked=1, cost=1.1, expected=1.4),
+    ]
+    sizes = chosen_sizes(steps)
+    assert sizes == {
+        "steps": 3,
+        "mean": pytest.approx(7 / 3),
+        "smallest": 0,
+        "largest": 6,
+        "cost": pytest.approx(1.2),
+        "expected": pytest.approx(1.8),
+        "emitted": pytest.approx(7 / 3),
+        "rested": 1,
+    }
+    assert sizes_in_words(sizes) == (
+        "auto: 2.3 drafts a step (0 to 6), for verify passes of 1.20 × a plain one's time and "
+        "1.80 tokens expected; 2.33 came; drafting rested in 1 of 3 steps, as it did not pay"
+    )
+    assert sizes_in_words(sizes | {"rested": 0}).endswith("2.33 came")

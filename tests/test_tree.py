@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dart_core.tree import DraftTree
+from dart_core.tree import Candidates, DraftTree
 
 
 def random_tree(nodes: int, seed: int) -> DraftTree:
@@ -35,3 +35,17 @@ def test_depths_and_mask_are_those_of_the_paths(nodes):
 def test_a_malformed_tree_is_refused(count, parents):
     with pytest.raises(ValueError, match="draft tree"):
         DraftTree.of(range(count), parents)
+
+
+def test_cutting_keeps_every_column_of_the_nodes_kept():
+    tree = DraftTree.of(
+        [9, 1, 2, 3], [-1, 0, 0, 2], [0, -1, -2, -3], [1, 0.5, 0.4, 0.3], [0, 1, 2, 3]
+    )
+    cut = tree.cut_to(np.array([0, 2, 3]))
+    assert cut.tokens.tolist() == [9, 2, 3]
+    assert cut.parents.tolist() == [-1, 0, 1]
+    assert cut.ngram.tolist() == [0, 2, 3]
+    pool = Candidates(
+        np.array([1, 2, 3, 7]), np.array([-1, -1, 1, 0]), np.zeros(4), np.array([1, 2, 3, -1])
+    )
+    assert pool.of_tree(np.array([0, 2, 3]), 4).node.tolist() == [-1, 1, 2, -1]
