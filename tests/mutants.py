@@ -43,6 +43,7 @@ TESTS = {
 SAME: dict[tuple[str, str, str], str] = {
     ("dart_core/tree.py", "place = np.full(size + 1", "1 -> 2"): "the last entry stays the last",
     ("dart_core/tree.py", "place = np.full(len(self) + 1", "1 -> 2"): "the same",
+    ("dart_core/pruner_twin.py", "np.where(probabilities > 0", "Gt -> GtE"): "0 stays 0",
 }
 SECONDS = 240  # a change that makes the tests run on and on is noticed
 
@@ -91,6 +92,11 @@ def python_mutants(file: str) -> Iterator[Mutant]:
 
 def _sites(tree: ast.AST) -> Iterator[tuple[int, str, Callable[[], None]]]:
     """Line, change in words, and what makes it, of every place in a tree."""
+    negative = {
+        id(node.operand)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    }
     for node in _code(tree):
         if isinstance(node, ast.Compare):
             for place, operator in enumerate(node.ops):
@@ -100,7 +106,9 @@ def _sites(tree: ast.AST) -> Iterator[tuple[int, str, Callable[[], None]]]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
             was = node.value
             new = not was if isinstance(was, bool) else was + 1
-            yield node.lineno, f"{was} -> {new}", lambda n=node, v=new: setattr(n, "value", v)
+            sign = "-" if id(node) in negative else ""
+            change = f"{sign}{was} -> {sign}{new}"
+            yield node.lineno, change, lambda n=node, v=new: setattr(n, "value", v)
         elif isinstance(node, ast.Name) and node.id in NAMES:
             new = NAMES[node.id]
             yield node.lineno, f"{node.id} -> {new}", lambda n=node, v=new: setattr(n, "id", v)
