@@ -40,6 +40,7 @@ WORDS = {
     "max_context": "contexts up to {} instead of {}",
     "limit": "all but {} prompts of each set",
 }
+LONGEST_CONTEXT = 1 << 17  # tokens
 ROUNDS, QUICK_ROUNDS = 9, 5  # of floors, contexts and start-up
 CALLS, QUICK_CALLS = 400, 100  # of the tree search
 
@@ -88,6 +89,11 @@ def _checked(
     """Everything that can be wrong in the flags, found before the models are loaded."""
     at_least(args, {"max_new_tokens": 2, "max_length": 2, "limit": 1, "turns": 1})
     at_least(args, {"repeats": 1, "threads": 1, "max_context": 16})
+    if args.max_context > LONGEST_CONTEXT:
+        raise ArenaError(
+            f"--max-context {args.max_context}: expected {LONGEST_CONTEXT} or less, for "
+            "all contexts are held in memory at once"
+        )
     if args.temperature:
         raise ArenaError(
             f"--temperature {args.temperature}: the speed suite is greedy, for transformers draws "

@@ -555,6 +555,7 @@ def test_a_prompt_that_does_not_fit_is_found_first(flags, sets, tmp_path, monkey
         ("--repeats=0", "--repeats 0: expected 1 or more"),
         ("--threads=0", "--threads 0: expected 1 or more"),
         ("--max-context=1", "--max-context 1: expected 16 or more"),
+        ("--max-context=999999", "--max-context 999999: expected 131072 or less"),
         ("--max-new-tokens=1", "--max-new-tokens 1: expected 2 or more"),
         ("--tree-budgets=0,4", "tree budget 0 is outside 1 to"),
         ("--temperature=0.7", "--temperature 0.7: the speed suite is greedy"),
