@@ -142,7 +142,7 @@ def test_sizes_that_were_chosen_and_what_came_of_them():
         *fixed,
         chosen(6, 4, asked=8, cost=1.5, expected=3.0),
         chosen(0, 1, asked=0, cost=1.0, expected=1.0),
-        chosen(1, 2, asked=1, cost=1.1, expected=1.4),
+        chosen(1, 2, asked=2, cost=1.1, expected=1.4),
     ]
     sizes = chosen_sizes(steps)
     assert sizes == {

@@ -49,3 +49,9 @@ def test_cutting_keeps_every_column_of_the_nodes_kept():
         np.array([1, 2, 3, 7]), np.array([-1, -1, 1, 0]), np.zeros(4), np.array([1, 2, 3, -1])
     )
     assert pool.of_tree(np.array([0, 2, 3]), 4).node.tolist() == [-1, 1, 2, -1]
+
+
+def test_plain_decoding_has_a_root_and_no_drafts():
+    tree = DraftTree.root_only(7)
+    assert (len(tree), tree.drafted) == (1, 0)
+    assert tree.tokens.tolist() == [7] and tree.parents.tolist() == [-1]
