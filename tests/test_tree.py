@@ -55,3 +55,5 @@ def test_plain_decoding_has_a_root_and_no_drafts():
     tree = DraftTree.root_only(7)
     assert (len(tree), tree.drafted) == (1, 0)
     assert tree.tokens.tolist() == [7] and tree.parents.tolist() == [-1]
+    assert tree.scores.tolist() == [0] and tree.probabilities.tolist() == [1]
+    assert np.isnan(tree.ngram).all()
