@@ -57,3 +57,11 @@ def test_plain_decoding_has_a_root_and_no_drafts():
     assert tree.tokens.tolist() == [7] and tree.parents.tolist() == [-1]
     assert tree.scores.tolist() == [0] and tree.probabilities.tolist() == [1]
     assert np.isnan(tree.ngram).all()
+
+
+def test_the_walk_takes_every_node_that_is_drawn_and_the_first_of_equal_siblings():
+    chain = DraftTree.of([5, 6, 7, 8], [-1, 0, 1, 2])
+    assert chain.accept([6, 7, 8, 9].__getitem__) == ([0, 1, 2, 3], 9)
+    assert chain.accept([6, 9, 8, 9].__getitem__) == ([0, 1], 9)
+    twins = DraftTree.of([5, 6, 6, 7], [-1, 0, 0, 1])
+    assert twins.accept({0: 6, 1: 7, 3: 8}.__getitem__) == ([0, 1, 3], 8)
