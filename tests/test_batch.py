@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trio import BASE, DART, EAGLE3, NGRAM, make_trio
+from trio import make_trio, trio_flags
 
 from dart_core import batch, cli_batch
 from dart_core.batch import Batch, Share, line_settings, read_records
@@ -38,11 +38,10 @@ TIMES = ("tokens_per_second", "decode_seconds", "total_seconds")
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory) -> list[str]:
     root = make_trio(tmp_path_factory.mktemp("trio"))
-    names = {"base": BASE, "dart": DART, "eagle3": EAGLE3, "ngram": NGRAM}
-    models = [f"--{name}-model-name-or-path={root / path}" for name, path in names.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DART_ARENA_CACHE", str(root / "cache"))
-        yield [*models, "--dtype=float32", "--device=cpu", "--max-new-tokens=16", "--seed=3"]
+        flags = ["--dtype=float32", "--device=cpu", "--max-new-tokens=16", "--seed=3"]
+        yield [*trio_flags(root), *flags]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ import pytest
 import torch
 from recorded import recording
 from safetensors.torch import load_file
-from trio import BASE, DART, EAGLE3, NGRAM, make_trio
+from trio import make_trio, trio_flags
 
 from app import replays
 from app.recording import Recording
@@ -445,11 +445,9 @@ def test_an_ngram_cache_that_is_read_only(damaged, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory) -> list[str]:
     root = make_trio(tmp_path_factory.mktemp("trio"))
-    names = {"base": BASE, "dart": DART, "eagle3": EAGLE3, "ngram": NGRAM}
-    models = [f"--{name}-model-name-or-path={root / path}" for name, path in names.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DART_ARENA_CACHE", str(root / "cache"))
-        yield [*models, "--dtype=float32", "--device=cpu", "--max-new-tokens=6"]
+        yield [*trio_flags(root), "--dtype=float32", "--device=cpu", "--max-new-tokens=6"]
 
 
 ENDINGS = {  # phase -> whose call it is in, and what ends it there

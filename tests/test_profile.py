@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from models import chain
-from trio import BASE, DART, NGRAM, make_trio
+from trio import make_trio, trio_flags
 
 from dart_core.cli import main
 from dart_core.engine import Generation
@@ -109,8 +109,7 @@ def test_known_reasons_for_little_speed_are_named_with_their_remedy():
 def test_the_flag(engine, tmp_path, capsys, monkeypatch):
     root = make_trio(tmp_path)
     monkeypatch.setenv("DART_ARENA_CACHE", str(root / "cache"))
-    names = {"base": BASE, "dart": DART, "ngram": NGRAM}
-    flags = [f"--{name}-model-name-or-path={root / path}" for name, path in names.items()]
+    flags = trio_flags(root, eagle3=False)
     flags += ["--device=cpu", "--dtype=float32", "--prompt=Hello", "--max-new-tokens=30"]
     path = root / "run.json"
     command = ["generate", *flags, "--engine", engine, "--profile", "--json", str(path)]

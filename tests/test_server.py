@@ -20,7 +20,7 @@ import httpx
 import pytest
 import torch
 from models import ForcedDrafter, chain
-from trio import BASE, DART, EAGLE3, NGRAM, make_trio
+from trio import BASE, DART, EAGLE3, make_trio, trio_flags
 
 from dart_core.chat_format import internal_error, read_request
 from dart_core.cli import main
@@ -577,8 +577,7 @@ def test_who_listens_is_told_what_it_means():
 
 
 def test_the_command_serves_and_ends(trio, tmp_path):
-    names = {"base": BASE, "dart": DART, "ngram": NGRAM}
-    models = [f"--{name}-model-name-or-path={trio / path}" for name, path in names.items()]
+    models = trio_flags(trio, eagle3=False)
     flags = ["--device=cpu", "--dtype=float32", "--server-port=0", "--max-new-tokens=7"]
     process = subprocess.Popen(
         [sys.executable, "-m", "dart_core", "api", *models, *flags, "--ngram=small"],

@@ -48,6 +48,14 @@ def make_trio(root: Path) -> Path:
     return root
 
 
+def trio_flags(root: Path, *, eagle3: bool = True) -> list[str]:
+    """The flags of a command line that name the models of a trio that ``make_trio`` made."""
+    names = {"base": BASE, "dart": DART, "ngram": NGRAM}
+    if eagle3:
+        names["eagle3"] = EAGLE3
+    return [f"--{name}-model-name-or-path={root / path}" for name, path in names.items()]
+
+
 def load_trio(root: Path) -> DartModel:
     """All of a trio that ``make_trio`` made, in float32."""
     return DartModel.from_pretrained(
