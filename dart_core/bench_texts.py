@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dart_core.drafters import DraftSettings, Proposal
+from dart_core.drafters import DraftSettings, Proposal, nothing
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.packing import PackedLinear
@@ -70,7 +70,9 @@ class _Recorder:
             self.hidden.append(hidden.cpu())
         self._last = int(tokens[-1])
 
-    def propose(self, limit: int | None = None) -> Proposal:
+    def propose(
+        self, limit: int | None = None, meanwhile: Callable[[], None] = nothing
+    ) -> Proposal:
         return Proposal(DraftTree.root_only(self._last), 0.0, 0.0, "none")
 
     def close(self) -> None:

@@ -6,14 +6,14 @@ of a text is drafted once, and every tree size, n-gram and scoring costs a searc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from dart_core.drafters import NGRAM_OFF, Drafter, DraftRun, DraftSettings, Proposal
+from dart_core.drafters import NGRAM_OFF, Drafter, DraftRun, DraftSettings, Proposal, nothing
 from dart_core.drafters.dart import DartDrafter, draft_levels
 from dart_core.drafters.eagle3 import Eagle3Drafter
 from dart_core.drafters.lookup import with_lookup
@@ -188,7 +188,9 @@ class _SearchRun:
     def observe(self, hidden: Tensor | None, tokens: Tensor) -> None:
         self.committed += len(tokens)
 
-    def propose(self, limit: int | None = None) -> Proposal:
+    def propose(
+        self, limit: int | None = None, meanwhile: Callable[[], None] = nothing
+    ) -> Proposal:
         tokens, probabilities = self.levels.after(self.committed)
         start = max(0, self.committed - MAX_ORDER)
         context = self.levels.passage.tokens[start : self.committed].tolist()

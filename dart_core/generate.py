@@ -155,6 +155,7 @@ class _Loop:
         self.eos_token_ids, self.stop_check = eos_token_ids, stop_check
         self.remaining = budget
         self.index = 0
+        self.to_keep: tuple[list[int], torch.Tensor] | None = None  # accepted, not yet in the cache
 
     @torch.inference_mode()
     def prefill(self, prompt: torch.Tensor) -> Step:
@@ -199,7 +200,7 @@ class _Loop:
         emitted, reason = self._cut([*drafts, bonus])
         if reason is None:
             index = torch.tensor(path).to(output.logits.device, non_blocking=True)
-            self.cache.keep(path, index)
+            self.to_keep = path, index
             hidden = None
             if output.hidden is not None:
                 hidden = output.hidden[index.to(output.hidden.device)]
@@ -225,12 +226,22 @@ class _Loop:
         """The tree to verify, and why it has its size."""
         limit = self.sizes.limit()
         if limit == 0:
+            self._keep()
             return Proposal(DraftTree.root_only(self.last), 0.0, 0.0, "none"), SizeChoice(0, 1, 1)
-        proposal = self.draft.propose(limit)
+        proposal = self.draft.propose(limit, self._keep)
+        self._keep()
         kept, choice = self.sizes.choose(proposal)
         if kept is not None and len(kept) < len(proposal.tree):
             proposal = proposal.cut_to(kept)
         return proposal, choice
+
+    def _keep(self) -> None:
+        """Commit the last step's rows in the cache: as late as it can be, for the next tree is
+        drafted without it, see ``DraftRun.propose``.
+        """
+        if self.to_keep is not None:
+            self.cache.keep(*self.to_keep)
+            self.to_keep = None
 
     def _cut(self, tokens: list[int]) -> tuple[tuple[int, ...], str | None]:
         """What may be emitted of these tokens, and why generation ends there, if it does."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from dart_core.drafters import DraftSettings, Proposal
+from dart_core.drafters import DraftSettings, Proposal, nothing
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.generate import generate
 from dart_core.heads.config import HeadConfig
@@ -101,7 +101,7 @@ class _ForcedRun:
         self.seen += len(tokens)
         self.last = int(tokens[-1])
 
-    def propose(self, limit: int | None = None) -> Proposal:
+    def propose(self, limit: int | None = None, meanwhile=nothing) -> Proposal:
         position = self.seen - self.prompt_length + 1
         return Proposal(self.drafter.propose_tree(position, self.last), 0.0, 0.0, "none")
 

@@ -137,7 +137,7 @@ def test_the_first_tree_already_knows_the_prompt():
         def observe(self, hidden, tokens):
             self.root = int(tokens[-1])
 
-        def propose(self, limit=None):
+        def propose(self, limit=None, meanwhile=None):
             from dart_core.drafters import Proposal
 
             return Proposal(DraftTree.root_only(self.root), 0.0, 0.0, "none")

@@ -8,7 +8,7 @@ generation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -107,6 +107,10 @@ class Proposal:
         return replace(self, tree=self.tree.cut_to(kept), candidates=candidates)
 
 
+def nothing() -> None:
+    """There is nothing else for the device to do."""
+
+
 class DraftRun(Protocol):
     """One generation's drafting state."""
 
@@ -119,9 +123,16 @@ class DraftRun(Protocol):
         verify step S = accepted + 1 and tokens = accepted drafts + [bonus].
         """
 
-    def propose(self, limit: int | None = None) -> Proposal:
+    def propose(
+        self, limit: int | None = None, meanwhile: Callable[[], None] = nothing
+    ) -> Proposal:
         """A draft tree whose root is the last observed token, of at most ``limit`` drafts; None:
         the run's tree budget, which a limit never exceeds.
+
+        meanwhile: what else the device is to do before the tree is verified. A drafter with a head
+        calls it once, when all of its own work is queued and before it waits for the result, so
+        that the two and the search on the CPU overlap; its time is not the drafter's. The others
+        leave it alone.
         """
 
     def close(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from dart_core.drafters import DraftSettings, Proposal
+from dart_core.drafters import DraftSettings, Proposal, nothing
 from dart_core.tree import DraftTree
 
 
@@ -24,7 +26,9 @@ class _Run:
     def observe(self, hidden: torch.Tensor | None, tokens: torch.Tensor) -> None:
         self._last = int(tokens[-1])
 
-    def propose(self, limit: int | None = None) -> Proposal:
+    def propose(
+        self, limit: int | None = None, meanwhile: Callable[[], None] = nothing
+    ) -> Proposal:
         return Proposal(DraftTree.root_only(self._last), 0.0, 0.0, "none")
 
     def close(self) -> None:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dart_core.capture import Capture, run_eagerly
-from dart_core.drafters import NGRAM_OFF, DraftRun, DraftSettings, Proposal
+from dart_core.drafters import NGRAM_OFF, DraftRun, DraftSettings, Proposal, nothing
 from dart_core.drafters.lookup import with_lookup
 from dart_core.drafters.observed import Observed
 from dart_core.drafters.static import BorrowedHeadCache, StaticHead
+from dart_core.drafters.transfer import Transfer
 from dart_core.errors import ArenaError
 from dart_core.heads.dart import DartHead
 from dart_core.heads.layers import HeadCache
@@ -100,10 +101,16 @@ class DartRun:
         self.observed.add(hidden, tokens)
         self.context = (self.context + tokens[-self.width :].tolist())[-self.width :]
 
-    def propose(self, limit: int | None = None) -> Proposal:
+    def propose(
+        self, limit: int | None = None, meanwhile: Callable[[], None] = nothing
+    ) -> Proposal:
         start = perf_counter()
         limit = limit or self.settings.tree_budget
-        tokens, probabilities = self._draft(*self.observed.take_tokens(), self._levels(limit))
+        packed = Transfer(self._draft(*self.observed.take_tokens(), self._levels(limit)))
+        queued = perf_counter()
+        meanwhile()
+        start += perf_counter() - queued
+        tokens, probabilities = _unpacked(packed.wait())
         drafted = perf_counter()
         tree, candidates = self.pruner.search(
             tokens,
@@ -127,14 +134,16 @@ class DartRun:
         levels = self.head.config.draft_length + 1
         return levels if self.settings.candidates else min(levels, limit)
 
-    def _draft(self, hidden: Tensor, tokens: Tensor, levels: int) -> tuple[np.ndarray, np.ndarray]:
-        """``draft_levels`` of the tokens just committed, in the static form where there is one."""
+    def _draft(self, hidden: Tensor, tokens: Tensor, levels: int) -> Tensor:
+        """The candidates after the tokens just committed, packed, on the device; in the static form
+        where there is one.
+        """
         if self.static is not None and isinstance(self.cache, BorrowedHeadCache):
             slots = self.head.config.draft_length
             packed = self.static.run(hidden, tokens, self.cache, _static_draft, scratch=slots)
             if packed is not None:
-                return _unpacked(packed)
-        return draft_levels(self.head, hidden, self.observed.embed(tokens), self.cache, levels)
+                return packed
+        return _packed_levels(self.head, hidden, self.observed.embed(tokens), self.cache, levels)
 
 
 def draft_levels(
@@ -146,8 +155,15 @@ def draft_levels(
     Rows in descending order. The probabilities are a softmax over the k best alone, as published
     heads are searched.
     """
+    return _unpacked(_packed_levels(head, hidden, embeddings, cache, levels).cpu())
+
+
+def _packed_levels(
+    head: DartHead, hidden: Tensor, embeddings: Tensor, cache: HeadCache, levels: int | None
+) -> Tensor:
+    """``draft_levels`` packed into one int32 tensor, still on the device."""
     states = head(hidden, embeddings, cache, None if levels is None else levels - 1)
-    return _unpacked(head.candidates(states, CANDIDATES_PER_LEVEL).cpu())  # one transfer for both
+    return head.candidates(states, CANDIDATES_PER_LEVEL)
 
 
 def _static_draft(
@@ -157,7 +173,7 @@ def _static_draft(
     cache: HeadCache,
     window: int,
 ) -> Tensor:
-    """The same in static shapes, still on the device."""
+    """The same in static shapes."""
     places = {name: numbers[name] for name in ("places", "positions", "last", "end")}
     embeddings = static.embed(numbers["tokens"])
     states = static.head.draft_in_place(hidden, embeddings, cache, window=window, **places)

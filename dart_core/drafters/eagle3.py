@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from dart_core.capture import Capture, run_eagerly
-from dart_core.drafters import DraftRun, DraftSettings, Proposal
+from dart_core.drafters import DraftRun, DraftSettings, Proposal, nothing
 from dart_core.drafters.lookup import with_lookup
 from dart_core.drafters.observed import Observed
 from dart_core.drafters.static import BorrowedHeadCache, StaticHead
+from dart_core.drafters.transfer import Transfer
 from dart_core.heads.eagle3 import Eagle3Head
 from dart_core.heads.layers import HeadCache
 from dart_core.tree import Candidates, DraftTree
@@ -68,10 +69,16 @@ class Eagle3Run:
         self.observed.add(hidden, tokens)
         self.root = int(tokens[-1])
 
-    def propose(self, limit: int | None = None) -> Proposal:
+    def propose(
+        self, limit: int | None = None, meanwhile: Callable[[], None] = nothing
+    ) -> Proposal:
         start = perf_counter()
         self.budget = limit or self.settings.tree_budget
-        pool = Pool.of(self._draft(*self.observed.take_tokens()))
+        packed = Transfer(self._draft(*self.observed.take_tokens()))
+        queued = perf_counter()
+        meanwhile()
+        start += perf_counter() - queued
+        pool = Pool.of(packed.wait())
         drafted = perf_counter()
         tree, candidates = rerank(pool, self.root, self.budget, candidates=self.settings.candidates)
         return Proposal(tree, drafted - start, perf_counter() - drafted, "torch", candidates)
@@ -82,7 +89,7 @@ class Eagle3Run:
         self.cache = None
 
     def _draft(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """The pool after the tokens just committed, packed, on the CPU: one transfer a round."""
+        """The pool after the tokens just committed, packed, on the device."""
         if self.static is not None and isinstance(self.cache, BorrowedHeadCache):
             packed = self.static.run(
                 hidden,
@@ -105,7 +112,7 @@ class Eagle3Run:
             top_k=self.top_k,
             calls=self.calls,
             hopeful=self._hopeful if narrow else None,
-        ).cpu()
+        )
 
     def _hopeful(self, levels: list[tuple[Tensor, Tensor, Tensor]], scores: Tensor) -> int:
         """How many beam nodes (best first) can still have a child in the tree.

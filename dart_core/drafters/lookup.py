@@ -8,14 +8,14 @@ worst nodes make room for it. The published DART and EAGLE3 draft without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 import torch
 
-from dart_core.drafters import DraftRun, DraftSettings, Proposal
+from dart_core.drafters import DraftRun, DraftSettings, Proposal, nothing
 from dart_core.tree import Candidates, DraftTree
 
 LONGEST = 4  # tokens of an ending that is looked for; a longer one seldom tells more
@@ -105,8 +105,10 @@ class LookupRun:
         self.run.observe(hidden, tokens)
         self.text.extend(tokens.tolist())
 
-    def propose(self, limit: int | None = None) -> Proposal:
-        proposal = self.run.propose(limit)
+    def propose(
+        self, limit: int | None = None, meanwhile: Callable[[], None] = nothing
+    ) -> Proposal:
+        proposal = self.run.propose(limit, meanwhile)
         start = perf_counter()
         path = self.text.continuation(self.settings.prompt_lookup)
         if not path:

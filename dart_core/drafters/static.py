@@ -84,7 +84,8 @@ class StaticHead(Generic[Head]):
         scratch: int,
         key: tuple[int, ...] = (),
     ) -> Tensor | None:
-        """Append S committed positions and draft: packed candidates on the CPU, in one transfer.
+        """Append S committed positions and draft: packed candidates, still on the device and valid
+        until the cache's next pass.
 
         hidden [S, 3 * target hidden] on the device; tokens int64 [S] on the CPU; scratch: cache
         rows that drafting writes behind them; key: what else a captured pass depends on. None where
@@ -135,7 +136,7 @@ class HeadPass:
         if self._replay is None:
             self._replay = self._capture(lambda: self._forward(draft))
         self._replay()
-        return self._output.cpu()
+        return self._output
 
     def _forward(self, draft: Callable[[dict[str, Tensor], Tensor], Tensor]) -> None:
         output = draft(self._inputs.device, self._hidden)
