@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from trio import BASE, DART, EAGLE3, NGRAM, QWEN3, load_trio, make_trio
+from tiny_trio import BASE, DART, EAGLE3, NGRAM, QWEN3, load_trio, make_trio
 
 import dart_core
 from dart_core import (

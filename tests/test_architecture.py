@@ -59,6 +59,19 @@ print(sorted(loaded - set(sys.stdlib_module_names) - {"dart_core"}))
     assert run(code) == "[]"
 
 
+def test_no_helper_of_the_tests_is_taken_for_a_package():
+    """``python tests/soak.py`` puts this folder before all others, and packages try to import
+    others that need not be there: httpcore2 takes any trio.py it finds.
+    """
+    code = """
+import sys
+sys.path.insert(0, "tests")
+import huggingface_hub.hf_api, numpy, starlette.applications, uvicorn
+print([m.__name__ for m in [*sys.modules.values()] if "/tests/" in str(getattr(m, "__file__", ""))])
+"""
+    assert run(code) == "[]"
+
+
 def test_importing_the_core_touches_nothing():
     """No process, connection, download, thread, thread setting, environment variable or GPU."""
     modules = [

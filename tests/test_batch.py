@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trio import make_trio, trio_flags
+from tiny_trio import make_trio, trio_flags
 
 from dart_core import batch, cli_batch
 from dart_core.batch import Batch, Share, line_settings, read_records

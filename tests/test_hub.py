@@ -17,7 +17,7 @@ import pytest
 import torch
 from fake_hub import LARGE, commit, fake_hub
 from huggingface_hub import constants
-from trio import BASE, DART, EAGLE3, NGRAM, make_trio
+from tiny_trio import BASE, DART, EAGLE3, NGRAM, make_trio
 
 from dart_core import hub as client
 from dart_core.engine import Engine, GenerationSettings

@@ -26,7 +26,7 @@ import pytest
 import torch
 from recorded import recording
 from safetensors.torch import load_file
-from trio import make_trio, trio_flags
+from tiny_trio import make_trio, trio_flags
 
 from app import replays
 from app.recording import Recording

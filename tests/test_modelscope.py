@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from trio import BASE, EAGLE3, NGRAM, make_trio
+from tiny_trio import BASE, EAGLE3, NGRAM, make_trio
 
 from dart_core import from_modelscope
 from dart_core.engine import Engine

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from models import chain
-from trio import make_trio, trio_flags
+from tiny_trio import make_trio, trio_flags
 
 from dart_core.cli import main
 from dart_core.engine import Generation

@@ -18,7 +18,7 @@ import pytest
 import torch
 from documented import ROOT, namespace
 from test_api import COLOURS, JSONL_LOOP, LOAD, TIMING
-from trio import BASE, DART, EAGLE3, NGRAM, load_trio, make_trio
+from tiny_trio import BASE, DART, EAGLE3, NGRAM, load_trio, make_trio
 
 from app import __main__ as app
 from dart_core import TEMPLATE_REGISTRY, ChatTemplate, DartModel, api

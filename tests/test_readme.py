@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from documented import ROOT, blocks, commands, problems
-from trio import BASE, DART, EAGLE3, NGRAM, make_trio
+from tiny_trio import BASE, DART, EAGLE3, NGRAM, make_trio
 
 from dart_core.presets import DEMO_ASSETS, PRESETS
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 import torch
 from models import ForcedDrafter, chain
-from trio import BASE, DART, EAGLE3, make_trio, trio_flags
+from tiny_trio import BASE, DART, EAGLE3, make_trio, trio_flags
 
 from dart_core.chat_format import internal_error, read_request
 from dart_core.cli import main

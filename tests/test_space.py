@@ -25,7 +25,7 @@ import yaml
 from huggingface_hub import SpaceHardware
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from trio import BASE, DART, EAGLE3, NGRAM, make_trio
+from tiny_trio import BASE, DART, EAGLE3, NGRAM, make_trio
 
 from dart_core.errors import ArenaError
 from dart_core.presets import PRESETS
