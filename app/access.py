@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from dart_core.errors import ArenaError
+from dart_core.exposure import listening
 
 VARIABLE = "DART_ARENA_AUTH"
 TRIES, TRIED_IN = 10, 300.0  # wrong passwords of one visitor, and the seconds they count for
@@ -48,16 +49,9 @@ def exposure(host: str, port: int, share: bool, guarded: bool) -> list[str]:
     ask = f"ask for a password with --auth USER:PASSWORD (or {VARIABLE})"
     lines = []
     if host not in LOCAL:
-        if guarded:
-            lines.append(
-                f"note: --listen: whoever reaches port {port} of this machine is asked for a "
-                "password, which plain http carries readable: put a proxy with TLS before it"
-            )
-        else:
-            lines.append(
-                f"warning: --listen: whoever reaches port {port} of this machine may use the page; "
-                f"{ask}, or leave --listen out"
-            )
+        lines.append(
+            listening(port, guarded=guarded, what="the page", secret="a password", ask=ask)
+        )
     if share:
         if guarded:
             lines.append("note: --share: the public link asks everybody for a password")

@@ -43,6 +43,7 @@ def facts_of(header: Mapping[str, Any], *, replayed: bool = False) -> list[tuple
     else:
         sampling = "greedy"
     pairs.append(("sampling", sampling))
+    pairs.append(("not applied", facts.get("not_applied")))
     pairs.append(("thinking", "on" if settings.get("thinking") else None))
     pairs.append(("steps", "at once" if header.get("at_once") else "one engine after the other"))
     return [(name, str(value)) for name, value in pairs if value]

@@ -33,7 +33,7 @@ def masthead(arena: Arena) -> None:
     with gr.Row(elem_id="masthead"):
         for html, name, scale in (
             (_title(arena), "arena-title", 3),
-            (_facts(arena), "arena-facts", 2),
+            (facts_list(arena), "arena-facts", 2),
         ):
             gr.HTML(html, elem_id=name, apply_default_css=False, scale=scale, min_width=320)
 
@@ -153,7 +153,8 @@ def _title(arena: Arena) -> str:
     )
 
 
-def _facts(arena: Arena) -> str:
+def facts_list(arena: Arena) -> str:
+    """What is loaded, where and in what precision, as HTML."""
     if arena.engine is None:
         return f"<ul><li>recorded runs <b>{escape(arena.absence)}</b></li></ul>"
     facts = arena.facts
@@ -162,6 +163,7 @@ def _facts(arena: Arena) -> str:
         ("target", facts.get("target")),
         ("device", facts.get("device")),
         ("dtype", facts.get("dtype")),
+        ("not applied", facts.get("not_applied")),
         ("DART head", facts.get("dart")),
         ("n-gram", facts.get("ngram")),
         ("EAGLE3 head", facts.get("eagle3")),

@@ -257,7 +257,8 @@ def _check_header(fields: Fields) -> None:
         if len(baseline.data) > 2:
             raise fields.wrong("baseline", "a rate and its source")
     facts = fields.fields("facts")
-    for name in ("target", "dart", "eagle3", "ngram", "device", "device_name", "dtype"):
+    for name in ("target", "dart", "eagle3", "ngram", "device", "device_name", "dtype",
+                 "not_applied"):  # fmt: skip
         if name in facts:
             facts.text(name)
     if "versions" in facts:

@@ -10,6 +10,52 @@ from dart_core.drafters import Drafter
 from dart_core.drafters.dart import DartDrafter
 
 SHORT_ANSWER = 20  # tokens: below it, prefill and the first steps are most of the time
+# What transformers' generate would do to the text where a model's generation config says so, and no
+# engine here does; by the values, besides None, that ask for nothing. Temperature, top-k, top-p,
+# lengths and end tokens are settings of a run.
+NOT_APPLIED: dict[str, tuple] = {
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({}, []),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "stop_strings": ([], ""),
+    "max_time": (),
+    "guidance_scale": (1,),
+    "watermarking_config": (),
+    "token_healing": (False,),
+    "num_beams": (1,),
+    "constraints": ([],),
+    "force_words_ids": ([],),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    # where it samples
+    "min_p": (0,),
+    "top_h": (),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+}
+
+
+def not_applied(generation_config: Any) -> str:
+    """The fields of a target's generation config, with their values, that would change the text of
+    transformers' ``generate`` and change none here, whatever the engine; "" for none.
+    """
+    said = {name: getattr(generation_config, name, None) for name in NOT_APPLIED}
+    return ", ".join(
+        f"{name} {value!r:.60}"
+        for name, value in said.items()
+        if value is not None and value not in NOT_APPLIED[name]
+    )
 
 
 def loading_notices(drafters: Mapping[str, Drafter]) -> list[str]:

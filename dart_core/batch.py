@@ -309,7 +309,7 @@ def answer_line(
             runs.append(run_one(engine, name, prompt_ids, own, show))
             return runs[-1].text
 
-        prompt_of(given, f"line {line.number}").run(chat_ids, raw_ids, answer)
+        prompt_of(given, "").run(chat_ids, raw_ids, answer)
     except ArenaError as error:
         if isinstance(error, MemoryError):  # not the line's fault, as far as anyone knows
             raise

@@ -11,6 +11,7 @@ from typing import Any
 from dart_core.cli import add_model_arguments, add_run_arguments, at_least, engine_list
 from dart_core.cli_run import check_models, load, note, run_settings
 from dart_core.errors import ArenaError
+from dart_core.exposure import listening
 from dart_core.server import LOCAL_NAMES, QUEUE, SHARE, ChatServer, bound_socket
 
 KEY_VARIABLE = "DART_ARENA_API_KEY"
@@ -75,7 +76,15 @@ def run_api(args: Namespace) -> int:
     sock = bound_socket("0.0.0.0" if args.listen else "127.0.0.1", args.server_port)
     with sock:
         if args.listen:
-            note(listening(sock.getsockname()[1], key is not None))
+            note(
+                listening(
+                    sock.getsockname()[1],
+                    guarded=key is not None,
+                    what="the API",
+                    secret="the API key",
+                    ask=f"ask for a key with --api-key or {KEY_VARIABLE}",
+                )
+            )
         names = args.engines and list(dict.fromkeys(["ar", *args.engines]))
         engine = load(args, names)
         server = ChatServer(
@@ -105,16 +114,3 @@ def api_key(flag: str | None) -> str | None:
             "and found something else"
         )
     return key
-
-
-def listening(port: int, guarded: bool) -> str:
-    """What --listen means."""
-    if guarded:
-        return (
-            f"note: --listen: whoever reaches port {port} of this machine needs the API key, "
-            "which plain http carries readable: put a proxy with TLS before it"
-        )
-    return (
-        f"warning: --listen: whoever reaches port {port} of this machine may use the API; ask for "
-        f"a key with --api-key or {KEY_VARIABLE}, or leave --listen out"
-    )

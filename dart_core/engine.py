@@ -30,6 +30,7 @@ from dart_core.references import HUB
 from dart_core.sampling import SamplingParams
 from dart_core.step import Step
 from dart_core.target import Target
+from dart_core.trio import FLAGS
 from dart_core.verify_cost import VerifyCost, measure_verify
 
 if TYPE_CHECKING:
@@ -207,13 +208,19 @@ class Engine:
         return text.IncrementalDetokenizer(self.tokenizer)
 
     def drafter(self, name: str) -> Drafter:
-        """The loaded drafter called ``name``. Raises ArenaError that lists the loaded ones."""
-        try:
+        """The loaded drafter called ``name``. Raises ArenaError that lists the loaded ones, and
+        says how to load it.
+        """
+        if name in self.drafters:
             return self.drafters[name]
-        except KeyError:
-            raise ArenaError(
-                f"engine {name!r} is not loaded; loaded engines: {', '.join(self.drafters)}"
-            ) from None
+        loaded = f"loaded engines: {', '.join(self.drafters)}"
+        if name not in ENGINES:
+            raise ArenaError(f"unknown engine {name!r}; {loaded}")
+        raise ArenaError(
+            f"engine {name!r} is not loaded; {loaded}: load its head too, {FLAGS[name]} (in Python "
+            f"{FLAGS[name][2:].replace('-', '_')}, or {name} of Engine.load), or a preset that has "
+            "one"
+        )
 
     def stream(
         self,

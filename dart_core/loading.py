@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dart_core import weights
-from dart_core.advice import loading_notices
+from dart_core.advice import loading_notices, not_applied
 from dart_core.capture import require_one_gpu
 from dart_core.drafters import NGRAM_OFF
 from dart_core.drafters.dart import DartDrafter
@@ -147,6 +147,12 @@ def load_models(
         for drafter in drafters.values():
             drafter.use_static_shapes(loaded.capture)
     facts["notices"] = loading_notices(drafters)
+    if fields := not_applied(getattr(loaded.model, "generation_config", None)):
+        facts["not_applied"] = fields
+        facts["notices"].append(
+            f"the target's generation config sets {fields}: not applied here, whatever the engine, "
+            "so texts differ from those of transformers' generate"
+        )
     for line in facts["notices"]:
         progress(line)
     return loaded, tokenizer, drafters, facts

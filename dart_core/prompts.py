@@ -33,7 +33,7 @@ class Prompt:
     ) -> None:
         """Turn by turn: ``answer(label, prompt_ids)`` returns the text that the next turn follows.
 
-        ``raw_ids`` takes the place of the chat template. Errors get the prompt's name.
+        ``raw_ids`` takes the place of the chat template. Errors get the prompt's name, if any.
         """
         try:
             if self.ids is not None:
@@ -54,7 +54,7 @@ class Prompt:
         except ArenaError as error:
             if isinstance(error, MemoryError):  # nothing is wrong with the prompt
                 raise
-            raise ArenaError(f"{self.name}: {error}") from error
+            raise ArenaError(f"{self.name}: {error}" if self.name else str(error)) from error
 
 
 def read_prompt_file(path: str | Path, limit: int | None = None) -> list[Prompt]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant")
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no (or not yet a) character
+QUIET = {"verbose": False}  # what is too long is our own to say, once it is known for what
 WINDOW = 4  # tokens kept as left context when the decode window moves on
 
 
@@ -96,6 +97,7 @@ def chat_prompt_ids(
             enable_thinking=enable_thinking,
             tokenize=True,
             return_dict=False,
+            tokenizer_kwargs=QUIET,
         )
     except (jinja2.TemplateError, ValueError) as error:
         raise ArenaError(f"the model's chat template refuses this conversation: {error}") from error
@@ -105,7 +107,7 @@ def chat_prompt_ids(
 def raw_prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a text as it stands: special tokens written in it count, none are added around it."""
     _check_text(text, "the prompt")
-    return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+    return [int(token) for token in tokenizer.encode(text, add_special_tokens=False, **QUIET)]
 
 
 # Ids to text --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ test_trio and test_hub.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.arena import Arena
+from app.facts import facts_of
+from app.layout import facts_list
 from dart_core import _native
 from dart_core.advice import short_answers
 from dart_core.cli import main
@@ -71,6 +75,30 @@ def test_the_small_ngrams_lower_acceptance_is_said_once(ngrams):
     assert load(ngram=ngrams)[0].facts["notices"] == []
     [without] = load()[0].facts["notices"]
     assert "no n-gram" in without
+
+
+def test_a_generation_config_that_no_engine_applies_is_told_on_terminal_and_page(tmp_path):
+    target = shutil.copytree(MODELS["target"], tmp_path / "target")
+    plain = {"temperature": 0.6, "do_sample": True, "top_k": 20, "top_p": 0.9, "max_length": 99}
+    neutral = {"repetition_penalty": 1.0, "min_p": 0.0, "num_beams": 1, "suppress_tokens": []}
+    config = target / "generation_config.json"
+    config.write_text(json.dumps({**plain, **neutral}))
+    engine, said = load(target=target)
+    assert "not_applied" not in engine.facts
+    assert "not applied" not in "".join(said)
+    expected = engine.generate([5, 9, 23], "dart", SHORT).output_ids
+    odd = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "bad_words_ids": [[7]]}
+    config.write_text(json.dumps({**plain, **neutral, **odd}))
+    engine, said = load(target=target)
+    fields = "repetition_penalty 1.3, no_repeat_ngram_size 2, bad_words_ids [[7]]"
+    [notice] = [line for line in said if "not applied" in line]
+    assert notice in engine.facts["notices"]
+    assert f"generation config sets {fields}: not applied here" in notice
+    for name in ("ar", "dart"):  # and indeed
+        assert engine.generate([5, 9, 23], name, SHORT).output_ids == expected
+    assert f"<li>not applied <b>{fields}</b></li>" in facts_list(Arena(engine))
+    run = {"facts": engine.facts, "settings": {"temperature": 0}}
+    assert ("not applied", fields) in facts_of(run)
 
 
 def test_answers_too_short_for_a_speedup_are_said(capsys):

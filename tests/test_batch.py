@@ -131,12 +131,14 @@ def test_bad_lines_do_not_stop_the_rest(flags, tmp_path, capsys):
     source.write_bytes(data)
     assert run(source, output, flags) == 0
     found = records(output)
+    *told, summary = capsys.readouterr().err.splitlines()
     assert len(found) == len(bad) + 2
     for record, number, (_, says) in zip(found, range(1, 99, 2), bad, strict=False):
         assert record["line"] == number  # blank lines count, and have no answer
         assert says in record["error"]
+        assert not record["error"].startswith("line")
+        assert f"line {number}: {record['error']}" in told  # its number, once
     assert "not UTF-8" in found[-2]["error"] and found[-1]["new_tokens"] == 16
-    summary = capsys.readouterr().err.splitlines()[-1]
     assert f"{len(bad) + 2} lines: 1 answered, {len(bad) + 1} failed; 16 new tokens" in summary
 
 

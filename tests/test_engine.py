@@ -327,8 +327,11 @@ def test_one_failing_run_leaves_the_other_alone(dart_engine, prompts):
 
 
 def test_errors_come_before_the_first_step(dart_engine):
-    with pytest.raises(ArenaError, match="'eagle3' is not loaded; loaded engines: ar, dart"):
+    says = "'eagle3' is not loaded; loaded engines: ar, dart: .* --eagle3-model-name-or-path"
+    with pytest.raises(ArenaError, match=says):
         dart_engine.stream([1, 2], "eagle3")
+    with pytest.raises(ArenaError, match="unknown engine 'medusa'; loaded engines: ar, dart"):
+        dart_engine.stream([1, 2], "medusa")
     with pytest.raises(ArenaError, match="max length"):
         dart_engine.stream(list(range(20)), "ar", settings(max_length=20))
 

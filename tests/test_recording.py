@@ -236,6 +236,7 @@ DAMAGES = [
     (lambda d: d.update(turns=[["a"]]), "a list of pairs of texts"),
     (lambda d: d.update(baseline={"tokens_per_second": 0, "source": ""}), "'tokens_per_second'"),
     (lambda d: d["facts"].update(versions=3), "'versions' of 'facts' of the header is 3"),
+    (lambda d: d["facts"].update(not_applied=[1]), "'not_applied' of 'facts' of the header"),
     (lambda d: d["facts"].update(more=[[[[[[[[[[1]]]]]]]]]]), "nested"),
     (lambda d: d["facts"].update(more=math.inf), "no plain text or number"),
     (lambda d: d["facts"].update(more=10**400), "holds a huge number"),

@@ -22,9 +22,10 @@ import torch
 from models import ForcedDrafter, chain
 from tiny_trio import BASE, DART, EAGLE3, make_trio, trio_flags
 
+from dart_core import cli_api
 from dart_core.chat_format import internal_error, read_request
 from dart_core.cli import main
-from dart_core.cli_api import api_key, listening
+from dart_core.cli_api import api_key
 from dart_core.drafters import NGRAM_OFF
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
@@ -565,12 +566,25 @@ def test_the_key_comes_from_the_flag_or_the_environment(monkeypatch):
     assert api_key(None) is None
 
 
-def test_who_listens_is_told_what_it_means():
-    assert listening(5, guarded=False) == (
-        "warning: --listen: whoever reaches port 5 of this machine may use the API; ask for a key "
-        "with --api-key or DART_ARENA_API_KEY, or leave --listen out"
-    )
-    assert "needs the API key" in listening(5, guarded=True)
+@pytest.mark.parametrize("key", [[], ["--api-key", "k"]])
+def test_who_listens_is_told_what_it_means(key, monkeypatch, capsys):
+    monkeypatch.setattr(cli_api, "load", _enough)
+    monkeypatch.delenv("DART_ARENA_API_KEY", raising=False)
+    assert main(["api", "--preset", "demo", "--server-port", "0", "--listen", *key]) == 1
+    line = capsys.readouterr().err.splitlines()[0]
+    if key:
+        assert line.startswith("note: --listen: ")
+        assert "needs the API key, which plain http carries readable" in line
+    else:
+        assert line.startswith("warning: --listen: whoever reaches port ")
+        assert line.endswith(
+            " of this machine may use the API; ask for a key with --api-key or "
+            "DART_ARENA_API_KEY, or leave --listen out"
+        )
+
+
+def _enough(*_args, **_options):
+    raise ArenaError("enough")
 
 
 # The command --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import random
 import pytest
 from text_models import CHATML, byte_level
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, tokenization_utils_base
 
 from dart_core.errors import ArenaError
 from dart_core.text import (
@@ -270,3 +270,15 @@ def test_malformed_messages(messages, says):
 def test_raw_prompt_is_taken_as_it_stands():
     tokenizer = byte_level()
     assert tokenizer.decode(raw_prompt_ids(tokenizer, "<s>a b")) == "<s>a b"
+
+
+def test_a_long_prompt_is_not_told_twice(monkeypatch):
+    """The engine says what is too long, and for what; transformers would say it of any length."""
+    tokenizer, told = byte_level(chat_template=CHATML), []
+    tokenizer.model_max_length = 4
+    monkeypatch.setattr(tokenization_utils_base.logger, "warning", lambda *a: told.append(a))
+    assert len(raw_prompt_ids(tokenizer, "a b c d e")) == 9
+    assert len(chat_prompt_ids(tokenizer, [{"role": "user", "content": "a b c"}])) > 9
+    assert not told
+    tokenizer.encode("a b c d e")
+    assert told  # or this test sees nothing
