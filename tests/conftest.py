@@ -55,3 +55,12 @@ def browser():
         )
         yield chromium
         chromium.close()
+
+
+@pytest.fixture
+def visit(browser, site):
+    """Opens tabs on the page of a module's ``site``, see ``pages.visitors``."""
+    from pages import visitors
+
+    with visitors(browser, site[1]) as opened:
+        yield opened
