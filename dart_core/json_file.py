@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dart_core.lfs import POINTER, WHAT
+
 MAX_BYTES = 64 * 2**20  # a model's config takes kilobytes, the index of its weights some megabytes
 
 
@@ -15,6 +17,8 @@ def read_object(path: Path) -> dict[str, Any]:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES >> 20} MB")
+    if data.startswith(POINTER):
+        raise ValueError(f"it is {WHAT}")
     try:
         found = json.loads(data.decode("utf-8"))
     except RecursionError:

@@ -19,6 +19,7 @@ import numpy as np
 from dart_core import ngram_twin
 from dart_core._native import Backend, choose_backend, native
 from dart_core.errors import ArenaError
+from dart_core.lfs import refuse_pointer
 from dart_core.ngram_convert import DEFAULT_MEMORY_MIB, import_trie
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class NgramModel:
         damaged, truncated or no ``.ngram`` at all.
         """
         backend = choose_backend(backend)
+        refuse_pointer(path)
         trie = native().Trie(str(path)) if backend == "native" else ngram_twin.TwinTrie(str(path))
         return cls(trie, backend, Path(path))
 

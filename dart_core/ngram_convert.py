@@ -20,9 +20,12 @@ from typing import Any, BinaryIO
 from dart_core import ngram_twin
 from dart_core._native import choose_backend, native
 from dart_core.errors import ArenaError
+from dart_core.lfs import refuse_pointer
 from dart_core.progress import ProgressBar, duration, size
 
 DEFAULT_MEMORY_MIB = 256  # of sort buffers
+HEADER = struct.Struct("<QQ")  # of a .trie: order, nodes
+NODE_BYTES, CHILD_BYTES = 24, 12
 LOOK_AGAIN = 0.25  # seconds, while another process converts
 TELL_AGAIN = 15.0  # seconds
 READING = 0.7  # share of the time that reading takes; merging takes the rest
@@ -54,6 +57,8 @@ def import_trie(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {path.parent} for the output file does not exist")
     note = note or (lambda _: None)
+    refuse_pointer(trie_path)
+    _refuse_more(trie_path)
     if choose_backend(None) == "twin":  # no extension: slow, and in memory
         ngram_twin.write(ngram_twin.read_trie(trie_path, vocab_size or 0), path)
         return
@@ -90,6 +95,25 @@ def import_trie(
                 )
             raise
         _remove(parts)
+
+
+def _refuse_more(trie_path: Path) -> None:
+    """Raises ArenaError for a file that goes on behind its last node. What it lacks, or what is
+    none, is found when it is read.
+    """
+    with trie_path.open("rb") as file:
+        header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return
+    order, nodes = HEADER.unpack(header)
+    # Every node but the root stands in the list of its parent, besides.
+    end = HEADER.size + NODE_BYTES * nodes + CHILD_BYTES * (nodes - 1)
+    actual = trie_path.stat().st_size
+    if ngram_twin.MIN_ORDER <= order <= ngram_twin.MAX_ORDER and nodes > 0 and actual > end:
+        raise ArenaError(
+            f"{trie_path} is not a usable .trie file: its {nodes:,} nodes end at byte {end}, and "
+            f"{actual - end} bytes follow that are not part of it; get the file again"
+        )
 
 
 def parts_folder(path: str | Path) -> Path:

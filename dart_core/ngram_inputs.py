@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dart_core.errors import ArenaError
+from dart_core.lfs import refuse_pointer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,6 +57,7 @@ def read_chunks(paths: Sequence[str]) -> Iterator[Chunk]:
     before = 0
     for path in paths:
         plain = Path(path.removesuffix(".gz")).suffix == ".txt"
+        refuse_pointer(path)
         with open(path, "rb") as raw:
             binary = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
             file = io.TextIOWrapper(binary, encoding="utf-8")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dart_core.errors import ArenaError
+from dart_core.lfs import refuse_pointer
 from dart_core.text import check_messages
 
 BATCH_REMEDY = "put several prompts into a JSONL file, one a line, and give it with --prompt-file"
@@ -66,6 +67,7 @@ def read_prompt_file(path: str | Path, limit: int | None = None) -> list[Prompt]
     """
     path = Path(path)
     try:
+        refuse_pointer(path)
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ArenaError(f"prompt file {path}: {error.strerror or error}") from error

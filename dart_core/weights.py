@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dart_core.errors import ArenaError
 from dart_core.json_file import read_object
+from dart_core.lfs import WHAT, pointers, refuse_pointer
 from dart_core.memory import is_out_of_memory
 from dart_core.presets import DEMO_ASSETS, DEMO_TARGET
 from dart_core.references import MODELSCOPE, Remote, local_path, parse_remote
@@ -41,6 +42,7 @@ _TOKENIZER_FILES = (
     "tekken.json",
 )
 WEIGHT_FILES = {"target": ("*.safetensors",), "head": ("*.safetensors", "pytorch_model.bin")}
+HEAD_FILES = ("model.safetensors", "pytorch_model.bin")  # the first of them is read
 
 
 def cache_dir() -> Path:
@@ -81,6 +83,7 @@ def resolve(
     local = local_path(reference)
     if kind == "ngram":
         if local is not None and local.is_file():
+            refuse_pointer(local)
             return local
         if filename is None:
             raise ArenaError(f"n-gram {reference!r} is not a file; name the file inside it too")
@@ -159,12 +162,19 @@ def _checked(folder: Path, reference: str, kind: Kind, filename: str | None) -> 
     wanted = own.get(kind) or [("config.json",), WEIGHT_FILES[kind]]
     for names in wanted:
         if not any(path for name in names for path in folder.glob(name)):
-            there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+            holds = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
             missing = " or ".join(names)
-            raise ArenaError(f"{kind} {reference!r}: no {missing} in {folder}; it holds {there}")
+            raise ArenaError(f"{kind} {reference!r}: no {missing} in {folder}; it holds {holds}")
     if kind == "target" and not (folder / "model.safetensors").is_file():
         _require_shards(folder, reference)
-    return folder / filename if kind == "ngram" else folder
+    if kind == "head":  # before the target is loaded
+        there = [folder / name for name in HEAD_FILES if (folder / name).exists()]
+        for path in there[:1]:
+            refuse_pointer(path)
+    if kind != "ngram":
+        return folder
+    refuse_pointer(folder / filename)
+    return folder / filename
 
 
 def _require_shards(folder: Path, reference: str) -> None:
@@ -208,6 +218,8 @@ def readable(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     except Exception as error:  # of any type: the reader of each file format has its own
         if is_out_of_memory(error):
             raise
+        if found := pointers(Path(path).glob("*")):
+            raise ArenaError(f"{what} {path} cannot be loaded: {found[0].name} is {WHAT}") from None
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise ArenaError(
             f"{what} {path} cannot be loaded ({reason}); check that this is the folder of a whole "

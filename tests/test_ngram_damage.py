@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from golden_dart import DART
 
-from dart_core import ngram_twin
+from dart_core import ngram_convert, ngram_twin
 from dart_core.errors import ArenaError
 from dart_core.ngram import (
     NgramModel,
@@ -279,8 +279,18 @@ def test_trie_truncated_anywhere(tmp_path):
         path.write_bytes(whole[:size])
         with pytest.raises(ArenaError, match="truncated"):
             import_trie(path, output)
-    path.write_bytes(whole + b"trailing bytes, which the published loader ignores as well")
+    path.write_bytes(whole)
     import_trie(path, output)
+
+
+@pytest.mark.parametrize("backend", ["native", "twin"])
+def test_a_trie_that_goes_on_behind_its_end(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(ngram_convert, "choose_backend", lambda _: backend)
+    path = tmp_path / "x.trie"
+    path.write_bytes((DART / "trie" / "d_minimal_order4.trie").read_bytes() + b"more")
+    with pytest.raises(ArenaError, match=r"nodes end at byte 220, and 4 bytes follow .* get the"):
+        import_trie(path, tmp_path / "x.ngram")
+    assert [each.name for each in tmp_path.iterdir()] == ["x.trie"]
 
 
 def test_trie_with_random_damage(tmp_path):

@@ -33,11 +33,11 @@ from dart_core.heads.config import HeadConfig, read_config_json
 from dart_core.heads.dart import DartHead
 from dart_core.heads.eagle3 import Eagle3Head
 from dart_core.heads.layers import DraftHead
+from dart_core.lfs import refuse_pointer
 from dart_core.packing import PackedLinear
+from dart_core.weights import HEAD_FILES
 
 logger = logging.getLogger(__name__)
-
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_dart_head(
@@ -183,16 +183,15 @@ def _target(target_config: Any) -> Any:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    path = next((folder / name for name in HEAD_FILES if (folder / name).is_file()), None)
     if path is None:
         sharded = next(folder.glob("*.index.json"), None)
         if sharded is not None:
             raise ArenaError(
                 f"weights are sharded ({sharded.name}); merge them into one model.safetensors"
             )
-        raise FileNotFoundError(
-            f"{folder}: no head weights; looked for {' and '.join(WEIGHT_FILES)}"
-        )
+        raise FileNotFoundError(f"{folder}: no head weights; looked for {' and '.join(HEAD_FILES)}")
+    refuse_pointer(path)
     if path.suffix == ".bin" and torch.__version__ < "2.10":
         # Before 2.10 weights-only loading could be led astray (CVE-2026-24747).
         raise ArenaError(
