@@ -21,6 +21,7 @@ from app.facts import without_folders
 from app.replays import SHIPPED
 from app.waiting import Waiting
 from dart_core.cli import AUTO, MOST_AUTO, add_model_arguments, model_references, tree_budget
+from dart_core.cli_checks import check_models
 from dart_core.errors import ArenaError
 from dart_core.presets import DEFAULT_PRESET
 from dart_core.prompts import read_prompt_file
@@ -255,9 +256,9 @@ def _engines(args: argparse.Namespace) -> list[str]:
 
 def _engine(args: argparse.Namespace, say: Callable[[str], None]) -> Engine:
     """The models the flags ask for."""
-    from dart_core.cli_run import check_models, load
+    from dart_core.cli_run import check_devices, load
 
-    check_models(args)
+    check_devices(args)
     return load(args, _engines(args), say)
 
 
@@ -278,6 +279,8 @@ def _complete(args: argparse.Namespace) -> None:
     if args.replay is None and args.preset is None:
         named = choose_trio(source=args.source, **model_references(args))
         args.preset = DEFAULT_PRESET if named.target is None else None
+    if args.replay is None:
+        check_models(args)
 
 
 def _end(signum: int, frame: object) -> NoReturn:

@@ -11,21 +11,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dart_core.chat_format import refuse_unsupported
-from dart_core.cli_run import run_one
 from dart_core.disk import disk_told, written_whole
-from dart_core.engine import Engine, Generation, GenerationSettings
 from dart_core.errors import ArenaError
-from dart_core.metrics import summarize
-from dart_core.prompts import json_object, prompt_of
-from dart_core.sampling import MAX_SEED
-from dart_core.step import Step
+from dart_core.lfs import refuse_pointer
+from dart_core.prompts import json_object
 
 ECHOED = ("id", "prompt", "messages", "turns")  # of an input line, in its output line
 FIGURES = (
@@ -242,16 +237,28 @@ class Batch:
         )
 
 
+def require_input(path: Path) -> None:
+    """Raises ArenaError for an input that cannot be read."""
+    with _told(path):
+        refuse_pointer(path)
+
+
 def read_lines(path: Path) -> list[Line]:
     """The input's lines, as bytes: what is wrong in one is its own affair."""
-    try:
+    with _told(path):
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    except OSError as error:
-        raise ArenaError(f"input {path}: {error.strerror or error}") from error
     lines = [Line(number, text) for number, text in enumerate(data.split(b"\n"), 1) if text.strip()]
     if not lines:
         raise ArenaError(f"input {path} is empty; expected one JSON object a line")
     return lines
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ArenaError(f"input {path}: {error.strerror or error}") from error
 
 
 def read_records(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
@@ -277,89 +284,6 @@ def read_records(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
             raise ArenaError(
                 f"{path}, line {number}, is nothing that batch has written: give another output"
             )
-
-
-def answer_line(
-    line: Line,
-    engine: Engine,
-    name: str,
-    settings: GenerationSettings,
-    *,
-    chat_ids: Callable[[list[dict[str, str]]], list[int]],
-    raw_ids: Callable[[str], list[int]] | None = None,
-    seed: int = 0,
-    show: Callable[[Step, list[str]], None] | None = None,
-) -> dict[str, Any]:
-    """The record of one line: its answer, or, as ``error``, why there is none.
-
-    seed: of the batch; each line samples with a seed of its own, seed + number. show: called with
-    every step and its texts. Raises what is not the line's fault.
-    """
-    record: dict[str, Any] = {"line": line.number}
-    runs: list[Generation] = []
-    try:
-        try:
-            given = json_object(line.text.decode())
-        except UnicodeDecodeError as error:
-            raise ArenaError(f"not UTF-8 text: {error}") from error
-        record |= _echo(given)
-        own = line_settings(given, settings, (seed + line.number) % MAX_SEED)
-
-        def answer(_label: str, prompt_ids: list[int]) -> str:
-            runs.append(run_one(engine, name, prompt_ids, own, show))
-            return runs[-1].text
-
-        prompt_of(given, "").run(chat_ids, raw_ids, answer)
-    except ArenaError as error:
-        if isinstance(error, MemoryError):  # not the line's fault, as far as anyone knows
-            raise
-        return {**record, "error": str(error)}
-    steps = [step for run in runs for step in run.steps]
-    metrics = summarize(steps)
-    texts = [run.text for run in runs]
-    answer_field = {"responses": texts} if "turns" in given else {"response": texts[0]}
-    return {
-        **record,
-        **answer_field,
-        "engine": name,
-        "finish_reason": runs[-1].finish_reason,
-        "seed": steps[0].seed,
-        "prompt_tokens": sum(len(run.prompt_ids) for run in runs),
-        **{figure: metrics[figure] for figure in FIGURES},
-    }
-
-
-def line_settings(
-    given: Mapping[str, Any], settings: GenerationSettings, seed: int
-) -> GenerationSettings:
-    """The batch's settings with what the line says of its own: temperature, top_p, top_k, seed,
-    max_tokens, stop. Raises ArenaError for values out of range, and for what no engine does.
-    """
-    said = {name: value for name, value in given.items() if value is not None}
-    refuse_unsupported(said)
-    sampling = replace(
-        settings.sampling,
-        seed=said.get("seed", seed),
-        **{name: said[name] for name in ("temperature", "top_p", "top_k") if name in said},
-    )
-    if sampling.greedy:
-        sampling = replace(sampling, seed=None)
-    stop = said.get("stop", settings.stop)
-    return replace(
-        settings,
-        sampling=sampling,
-        max_new_tokens=said.get("max_tokens", settings.max_new_tokens),
-        stop=(stop,) if isinstance(stop, str) else stop,
-    )
-
-
-def _echo(given: Mapping[str, Any]) -> dict[str, Any]:
-    echo = {name: given[name] for name in ECHOED if name in given}
-    try:
-        json.dumps(echo, allow_nan=False)
-    except ValueError as error:
-        raise ArenaError(f"holds a number that JSON does not know: {error}") from error
-    return echo
 
 
 def _part(output: Path, share: Share) -> Path:

@@ -378,8 +378,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _terminable():
             if args.command in OTHERS:
                 return args.run(args) or 0
+            prompts = import_module("dart_core.cli_checks").check_flags(args)
             module = import_module(DECODING[args.command])
-            code = getattr(module, f"run_{args.command}")(args)
+            code = getattr(module, f"run_{args.command}")(args, prompts)
             sys.stdout.flush()
             return code
     except SystemExit as exit_:  # argparse has said what is wrong

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from dart_core.cli import add_model_arguments, add_run_arguments, at_least, engine_list
-from dart_core.cli_run import check_models, load, note, run_settings
+from dart_core.cli_checks import check_models, note
 from dart_core.errors import ArenaError
 from dart_core.exposure import listening
-from dart_core.server import LOCAL_NAMES, QUEUE, SHARE, ChatServer, bound_socket
+from dart_core.gate import QUEUE, SHARE
 
 KEY_VARIABLE = "DART_ARENA_API_KEY"
 
@@ -70,7 +70,10 @@ def run_api(args: Namespace) -> int:
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "queue": 0})
     key = api_key(args.api_key)
     check_models(args)
-    settings = run_settings(args)
+    from dart_core.cli_run import load, prepare
+    from dart_core.server import LOCAL_NAMES, ChatServer, bound_socket
+
+    settings = prepare(args)
     if args.seed is None:  # a request without one draws its own
         settings = replace(settings, sampling=replace(settings.sampling, seed=None))
     sock = bound_socket("0.0.0.0" if args.listen else "127.0.0.1", args.server_port)

@@ -9,18 +9,19 @@ from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from dart_core.batch import Batch, Share, answer_line
+from dart_core.batch import Batch, Share, require_input
 from dart_core.cli import ENGINES, add_model_arguments, add_run_arguments, at_least
-from dart_core.cli_run import check_models, load, note, run_settings
+from dart_core.cli_checks import check_models, note
 from dart_core.errors import ArenaError
+from dart_core.memory import is_out_of_memory
 from dart_core.progress import ProgressBar, duration
 from dart_core.report import check_destination
-from dart_core.step import Step
 from dart_core.text import raw_prompt_ids
+
+if TYPE_CHECKING:
+    from dart_core.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,11 @@ def run_batch(args: Namespace) -> int:
     if str(args.output) == "-":
         raise ArenaError("OUTPUT -: batch writes a file, so that it can go on after a crash")
     check_models(args)
-    run_settings(args)
     check_destination(str(args.output), "OUTPUT")
+    require_input(args.input)
+    from dart_core.cli_run import prepare  # torch takes seconds
+
+    prepare(args)
     share = Share.of_environment()
     batch = Batch(args.input, args.output, share, limit=args.limit, retry_errors=args.retry_errors)
     say = note if share.index == 0 else _silent
@@ -87,6 +91,11 @@ def _silent(line: str) -> None:
 
 
 def _work(args: Namespace, batch: Batch, share: Share, say: Callable[[str], None]) -> None:
+    import torch
+
+    from dart_core.batch_answers import answer_line
+    from dart_core.cli_run import load, run_settings
+
     if share.count > 1 and args.device == "auto" and torch.cuda.is_available():
         args.device = _own_gpu(share)
     engine = load(args, [args.engine], say)
@@ -124,6 +133,8 @@ def _work(args: Namespace, batch: Batch, share: Share, say: Callable[[str], None
 
 
 def _own_gpu(share: Share) -> str:
+    import torch
+
     count = torch.cuda.device_count()
     if share.local >= count:
         raise ArenaError(
@@ -134,7 +145,7 @@ def _own_gpu(share: Share) -> str:
 
 
 def _in_words(error: Exception) -> str:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if is_out_of_memory(error):
         return "out of memory: lower max_tokens, --max-length or --tree-budget"
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 

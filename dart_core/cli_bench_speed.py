@@ -26,7 +26,8 @@ from dart_core.bench_speed_tables import speed_tables
 from dart_core.bench_stock import StockTarget
 from dart_core.cli import at_least
 from dart_core.cli_bench import PARTS, SPEED_TREE_BUDGET, first_turns, prompt_files
-from dart_core.cli_run import check_models, load, note, run_settings
+from dart_core.cli_checks import check_models, note
+from dart_core.cli_run import load, prepare, run_settings
 from dart_core.engine import GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.prompts import Prompt
@@ -109,7 +110,7 @@ def _checked(
     if args.figure and "prompts" not in parts:
         raise ArenaError(f"--figure {args.figure}: it shows the part prompts; add it to --parts")
     check_models(args)
-    settings = run_settings(args)
+    settings = prepare(args)
     for budget in args.tree_budgets or ():
         replace(settings.draft, tree_budget=budget)  # raises where it is out of range
     files = prompt_files(args.prompt_file) if "prompts" in parts else {}

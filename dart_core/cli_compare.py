@@ -12,18 +12,20 @@ from typing import Any
 
 from dart_core.advice import short_answers
 from dart_core.check import OWN_ROWS, Verdict, Verdicts, own_flip
-from dart_core.cli_run import load, note, prepare, run_one, run_prompts
+from dart_core.cli_checks import note
+from dart_core.cli_run import load, prepare, run_one, run_prompts
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.metrics import Tally, speedup
+from dart_core.prompts import Prompt
 from dart_core.report import STAGES, number, provenance, run_record, table, write_json
 
 WARM_UP_TOKENS = 8
 BASELINE = "ar of this run"
 
 
-def run_compare(args: Namespace) -> int:
-    prompts, settings = prepare(args)
+def run_compare(args: Namespace, prompts: list[Prompt]) -> int:
+    settings = prepare(args)
     engine, names = _load_several(args)
     say = note if args.json == "-" else print
     tallies = {name: Tally() for name in names}
@@ -79,8 +81,8 @@ def run_compare(args: Namespace) -> int:
     return 1 if any(counts["DIFFERENT"] for counts in verdicts.values()) else 0
 
 
-def run_check(args: Namespace) -> int:
-    prompts, settings = prepare(args)
+def run_check(args: Namespace, prompts: list[Prompt]) -> int:
+    settings = prepare(args)
     engine, names = _load_several(args)
     if names == ["ar"]:
         raise ArenaError("nothing to check against plain decoding: give a head or a preset")

@@ -16,25 +16,18 @@ import torch
 
 from dart_core.advice import short_answers
 from dart_core.capture import require_one_gpu
-from dart_core.cli import AUTO, DTYPES, MOST_AUTO, at_least, model_references
+from dart_core.cli import AUTO, DTYPES, MOST_AUTO, model_references
+from dart_core.cli_checks import note
 from dart_core.drafters import NGRAM_OFF, DraftSettings
 from dart_core.engine import Engine, Generation, GenerationSettings
-from dart_core.errors import ArenaError
 from dart_core.metrics import summarize
 from dart_core.profiling import profile_record, profile_text
-from dart_core.prompts import Prompt, read_prompt_file
-from dart_core.report import (
-    check_destination,
-    figures,
-    provenance,
-    run_record,
-    write_json,
-)
+from dart_core.prompts import Prompt
+from dart_core.report import figures, provenance, run_record, write_json
 from dart_core.room import devices_for
 from dart_core.sampling import SamplingParams
 from dart_core.step import Step
 from dart_core.target import parse_device
-from dart_core.templates import TEMPLATE_REGISTRY
 from dart_core.text import TextStream, check_stops, raw_prompt_ids
 from dart_core.trio import choose_trio
 
@@ -45,13 +38,8 @@ HARMLESS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\
 HARMLESS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
-def note(line: str) -> None:
-    """Progress, for people: never on stdout."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def run_generate(args: Namespace) -> int:
-    prompts, settings = prepare(args)
+def run_generate(args: Namespace, prompts: list[Prompt]) -> int:
+    settings = prepare(args)
     engine = load(args, [args.engine])
     to_stdout = args.json != "-"
     results: list[dict[str, Any]] = []
@@ -97,27 +85,17 @@ def _plain_run(
 # ---------------------------------------------------------------------------
 
 
-def prepare(args: Namespace) -> tuple[list[Prompt], GenerationSettings]:
-    """Everything that can be wrong in the flags, found before the models are loaded."""
-    at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1})
-    check_destination(args.json)
-    check_models(args)
-    return _prompts(args), run_settings(args)
+def prepare(args: Namespace) -> GenerationSettings:
+    """The flags as settings. Raises ArenaError for values out of range, and for devices that are
+    not there.
+    """
+    check_devices(args)
+    return run_settings(args)
 
 
-def check_models(args: Namespace) -> None:
-    """Presets, templates and devices that do not exist, found before anything is loaded."""
-    given = model_references(args)
-    if args.preset is None and not given:
-        raise ArenaError("no models: give --preset, demo say, or --base-model-name-or-path")
-    choose_trio(args.preset, source=args.source, **given)
-    if args.template_name != "auto":
-        TEMPLATE_REGISTRY.get(args.template_name)
+def check_devices(args: Namespace) -> None:
+    """Raises ArenaError for devices that are not there."""
     if args.device != "auto":
-        if args.device_map is not None:
-            raise ArenaError(
-                f"--device {args.device} and --device-map {args.device_map}: give one of them"
-            )
         parse_device(args.device)
     if args.cuda_graphs:
         require_one_gpu(devices_for(_device(args), args.device_map))
@@ -125,19 +103,6 @@ def check_models(args: Namespace) -> None:
 
 def _device(args: Namespace) -> str | None:
     return None if args.device == "auto" else args.device
-
-
-def _prompts(args: Namespace) -> list[Prompt]:
-    if args.prompt_file:
-        return [p for path in args.prompt_file for p in read_prompt_file(path, args.limit)]
-    if args.prompt_ids is not None:
-        return [Prompt("prompt", ids=args.prompt_ids)]
-    if args.prompt is None:
-        raise ArenaError("no prompt: give --prompt, --prompt-file or --prompt-ids")
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    if not prompt:
-        raise ArenaError("the prompt is empty: give --prompt some text")
-    return [Prompt("prompt", turns=(prompt,))]
 
 
 def run_settings(args: Namespace) -> GenerationSettings:

@@ -26,6 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
+QUEUE = 16  # requests that may wait for the device
+SHARE = 4  # of these places a visitor may have one in so many
 LINGER = 5.0  # seconds that a refused client may go on sending: it reads the answer only then
 LINGERED = 64 << 20  # bytes of that, read and thrown away
 

@@ -41,7 +41,7 @@ from dart_core.chat_format import (
 )
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
-from dart_core.gate import Check, Gate, Limits, bearer, called, own_site, visitor
+from dart_core.gate import QUEUE, SHARE, Check, Gate, Limits, bearer, called, own_site, visitor
 from dart_core.metrics import summarize
 from dart_core.report import figures
 from dart_core.step import Step
@@ -50,8 +50,6 @@ from dart_core.text import TextStream
 logger = logging.getLogger(__name__)
 
 MAX_BODY = 2 << 20  # bytes
-QUEUE = 16
-SHARE = 4  # a visitor may have one place in so many
 OPEN_EACH, OPEN_ALL = 32, 128  # requests under way: the device takes one at a time
 ANSWER_HEADERS = {
     "X-Content-Type-Options": "nosniff",

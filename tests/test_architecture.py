@@ -59,6 +59,44 @@ print(sorted(loaded - set(sys.stdlib_module_names) - {"dart_core"}))
     assert run(code) == "[]"
 
 
+def test_flags_are_judged_before_anything_slow_is_imported():
+    """--help and a mistyped flag are answered at once: torch alone takes seconds to import."""
+    commands = ["generate", "compare", "check", "api", "batch", "bench", "ngram", "train"]
+    lines = {
+        0: [["--help"], *([command, "--help"] for command in commands)],
+        2: [
+            ["generate", "--tree-budget", "x"],
+            *([command, "--no-such-flag"] for command in commands),
+            ["nonesuch"],
+            ["batch", "in.jsonl"],
+        ],
+        1: [
+            ["generate", "--preset", "demo"],  # no prompt
+            ["generate", "--prompt", "x"],  # no models
+            ["compare", "--preset", "nonesuch", "--prompt", "x"],
+            ["check", "--preset", "demo", "--prompt", "x", "--max-new-tokens", "0"],
+            ["generate", "--preset", "demo", "--prompt-file", "nowhere.jsonl"],
+            ["api", "--preset", "demo", "--queue", "-1"],
+            ["api"],
+            ["batch", "nowhere.jsonl", "out.jsonl", "--preset", "demo"],
+            ["bench", "--preset", "demo", "--quick"],
+        ],
+    }
+    code = f"""
+import contextlib, io, sys
+import app.__main__, dart_core.cli
+ends = []
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    for code, lines in {lines}.items():
+        ends += [(line, end) for line in lines if (end := dart_core.cli.main(line)) != code]
+    for flags in (["--help"], ["--no-such-flag"], ["--preset", "nonesuch"], ["--tree-budget", "0"]):
+        with contextlib.suppress(SystemExit):
+            app.__main__.main(flags)
+print(ends, sorted({{"torch", "transformers", "gradio", "uvicorn"}} & set(sys.modules)))
+"""
+    assert run(code) == "[] []"
+
+
 def test_no_helper_of_the_tests_is_taken_for_a_package():
     """``python tests/soak.py`` puts this folder before all others, and packages try to import
     others that need not be there: httpcore2 takes any trio.py it finds.

@@ -15,8 +15,9 @@ import pytest
 import torch
 from tiny_trio import make_trio, trio_flags
 
-from dart_core import batch, cli_batch
-from dart_core.batch import Batch, Share, line_settings, read_records
+from dart_core import batch, batch_answers, cli_batch
+from dart_core.batch import Batch, Share, read_records
+from dart_core.batch_answers import line_settings
 from dart_core.cli import main
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
@@ -189,7 +190,7 @@ def test_killed_and_started_again(flags, tmp_path):
 
 
 def test_interrupted_it_says_how_to_go_on(flags, source, tmp_path, capsys, monkeypatch):
-    answer, asked = cli_batch.answer_line, []
+    answer, asked = batch_answers.answer_line, []
 
     def interrupted(line, **options):
         asked.append(line)
@@ -197,7 +198,7 @@ def test_interrupted_it_says_how_to_go_on(flags, source, tmp_path, capsys, monke
             raise KeyboardInterrupt
         return answer(line, **options)
 
-    monkeypatch.setattr(cli_batch, "answer_line", interrupted)
+    monkeypatch.setattr(batch_answers, "answer_line", interrupted)
     output = tmp_path / "out.jsonl"
     assert run(source, output, flags) == 130
     assert len(records(output)) == 2

@@ -15,7 +15,7 @@ from models import autoregressive, head_config, random_head, tiny_model
 from safetensors.torch import load_file
 from text_models import CHATML, byte_level
 
-from dart_core import cli_bench
+from dart_core import cli_bench, cli_bench_acceptance
 from dart_core.bench import Bench, in_rotation
 from dart_core.bench_figures import geometric, ratio
 from dart_core.bench_provenance import ROOT, without_folders
@@ -367,7 +367,8 @@ def test_a_different_text_is_told(flags, sets, tmp_path, monkeypatch, capsys):
     ],
 )
 def test_wrong_values(flags, sets, tmp_path, monkeypatch, capsys, extra, code, says):
-    monkeypatch.setattr(cli_bench, "load", None)  # calling it would be an error of another kind
+    # Calling it would be an error of another kind:
+    monkeypatch.setattr(cli_bench_acceptance, "load", None)
     assert bench(flags, sets, tmp_path / "out.json", *extra)[0] == code
     error = capsys.readouterr().err
     assert says in error
@@ -375,7 +376,7 @@ def test_wrong_values(flags, sets, tmp_path, monkeypatch, capsys, extra, code, s
 
 
 def test_a_broken_prompt_file(flags, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli_bench, "load", None)
+    monkeypatch.setattr(cli_bench_acceptance, "load", None)
     path = tmp_path / "broken.jsonl"
     path.write_text('{"prompt": "hi"}\n{"prompt": \n')
     assert bench(flags, [path], tmp_path / "out.json")[0] == 1

@@ -22,7 +22,6 @@ import torch
 from models import ForcedDrafter, chain
 from tiny_trio import BASE, DART, EAGLE3, make_trio, trio_flags
 
-from dart_core import cli_api
 from dart_core.chat_format import internal_error, read_request
 from dart_core.cli import main
 from dart_core.cli_api import api_key
@@ -568,7 +567,7 @@ def test_the_key_comes_from_the_flag_or_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("key", [[], ["--api-key", "k"]])
 def test_who_listens_is_told_what_it_means(key, monkeypatch, capsys):
-    monkeypatch.setattr(cli_api, "load", _enough)
+    monkeypatch.setattr("dart_core.cli_run.load", _enough)
     monkeypatch.delenv("DART_ARENA_API_KEY", raising=False)
     assert main(["api", "--preset", "demo", "--server-port", "0", "--listen", *key]) == 1
     line = capsys.readouterr().err.splitlines()[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from app.__main__ import build_parser
-from dart_core.cli_run import check_models
+from dart_core.cli_checks import check_models
 from dart_core.engine import Engine
 from dart_core.errors import ArenaError
 from dart_core.presets import PRESETS, get_preset, smaller_preset
