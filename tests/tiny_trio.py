@@ -12,6 +12,7 @@ from models import head_config, random_head
 from transformers import AutoTokenizer
 
 from dart_core import DartModel
+from dart_core.engine import Engine
 from dart_core.heads import Eagle3Head, save_head
 from dart_core.target import Target
 
@@ -64,4 +65,16 @@ def load_trio(root: Path) -> DartModel:
         ngram_model_name_or_path=root / NGRAM / "full.trie",
         eagle3_model_name_or_path=root / EAGLE3,
         torch_dtype=torch.float32,
+    )
+
+
+def load_engine(root: Path) -> Engine:
+    """The same as an engine alone, on the CPU; its n-gram is the folder."""
+    return Engine.load(
+        target=root / BASE,
+        dart=root / DART,
+        eagle3=root / EAGLE3,
+        ngram=root / NGRAM,
+        dtype=torch.float32,
+        device="cpu",
     )
