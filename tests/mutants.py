@@ -44,11 +44,8 @@ SAME: dict[tuple[str, str, str], str] = {
     ("dart_core/tree.py", "place = np.full(size + 1", "1 -> 2"): "the last entry stays the last",
     ("dart_core/tree.py", "place = np.full(len(self) + 1", "1 -> 2"): "the same",
     ("dart_core/tree.py", "if count > 1 and not", "Gt -> GtE"): "no parents are all well",
-    (
-        "dart_core/tree.py",
-        "width = (count + 7) // 8",
-        "FloorDiv -> Mult",
-    ): "the rest is cut",
+    ("dart_core/tree.py", "width = (count + 7) //", "FloorDiv -> Mult"): "the rest is cut",
+    ("dart_core/tree.py", "width = (count + 7) //", "7 -> 8"): "the rest is cut",
     ("dart_core/pruner_twin.py", "np.where(probabilities > 0", "Gt -> GtE"): "0 stays 0",
     ("dart_core/pruner_twin.py", "if width == 0 or not beam", "Or -> And"): "a short cut",
 }

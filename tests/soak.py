@@ -482,6 +482,8 @@ def unspilt(text: str) -> None:
 
 def same_texts(recording: Recording, data: list[Any]) -> None:
     for panel in data[PANELS]:
+        if "engine" not in panel:  # nothing new is shown but a sentence
+            raise Trouble(f"a replay ends with {data[0].get('text')!r}")
         if panel["engine"]:
             pieces = [
                 piece
