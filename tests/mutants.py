@@ -33,7 +33,12 @@ ROOT = Path(__file__).parent.parent
 # What is changed, and the tests that must notice, the quick ones first.
 TESTS = {
     "dart_core/tree.py": ["test_tree.py", "test_sampling.py", "test_pruner.py"],
-    "dart_core/sampling.py": ["test_sampling.py", "test_ties.py", "test_generate.py"],
+    "dart_core/sampling.py": [
+        "test_sampling.py",
+        "test_ties.py",
+        "test_generate.py",
+        "test_sampled_law.py",
+    ],
     "dart_core/metrics.py": ["test_metrics.py"],
     "dart_core/generate.py": ["test_generate.py", "test_engine.py", "test_budget.py"],
     "dart_core/pruner_twin.py": ["test_pruner.py"],

@@ -1,47 +1,28 @@
 """The sampling rule: transformers' filters, noise by position, and the target's own law under any
-tree.
+tree. Whole engines are in test_sampled_law.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
-from models import head_config, output, random_head, run, tiny_target
-from scipy.stats import chi2, chisquare
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from laws import SIGNIFICANCE, warped
+from scipy.stats import chisquare
 
-from dart_core.drafters import DraftSettings
-from dart_core.drafters.dart import DartDrafter
-from dart_core.drafters.eagle3 import Eagle3Drafter
 from dart_core.errors import ArenaError
-from dart_core.heads import DartHead, Eagle3Head
 from dart_core.sampling import (
     GREEDY_TEMPERATURE,
     Sampler,
     SamplingParams,
+    first_maxima,
     greedy_tokens,
     gumbel_noise,
     process_logits,
 )
 from dart_core.tree import DraftTree
 
-SIGNIFICANCE = 1e-4
 LAW = torch.tensor([0.30, 0.25, 0.15, 0.10, 0.08, 0.06, 0.04, 0.02])
-
-
-def warped(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The filtered distribution [..., V] by transformers' own warpers: the oracle."""
-    scores = logits.reshape(-1, logits.shape[-1]).float()
-    scores = TemperatureLogitsWarper(params.temperature)(None, scores)
-    if params.top_k:
-        scores = TopKLogitsWarper(params.top_k)(None, scores)
-    if 0 < params.top_p < 1:
-        scores = TopPLogitsWarper(params.top_p)(None, scores)
-    return scores.view(logits.shape).softmax(-1)
 
 
 def ours(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -59,6 +40,23 @@ def test_filters_are_those_of_transformers(temperature, top_k, top_p):
     for seed in range(5):
         logits = torch.randn(200, generator=torch.Generator().manual_seed(seed)) * 3
         torch.testing.assert_close(ours(logits, params), warped(logits, params))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(1.0, top_k=5)])
+def test_filters_that_are_off_leave_out_nothing(params):
+    """Not even what has no probability at all; then there are no ids to look up."""
+    scores, ids = process_logits(torch.tensor([0.0, -1e4, 1.0, -torch.inf, 2.0]), params)
+    assert len(scores) == 5
+    assert ids is None
+
+
+@pytest.mark.parametrize(
+    ("logits", "top_p"), [([0.0, 0.0], 0.5), ([0.0, 1.0, 0.5], 1e-9), ([3.0, 0.0, 3.0, 1.0], 0.2)]
+)
+def test_the_nucleus_ends_where_that_of_transformers_does(logits, top_p):
+    """Shares that add up to it exactly; and less than any token has."""
+    logits, params = torch.tensor(logits), SamplingParams(1.0, top_p=top_p)
+    torch.testing.assert_close(ours(logits, params), warped(logits, params))
 
 
 def test_top_k_keeps_ties_with_the_kth():
@@ -81,6 +79,26 @@ def test_noise_is_finite_uniform_and_depends_on_all_of_its_key():
     assert not torch.equal(noise, gumbel_noise(7, 12, tokens))
     other = gumbel_noise(7, 12, tokens)
     assert abs(np.corrcoef(noise.numpy(), other.numpy())[0, 1]) < 0.02
+
+
+def splitmix64(value: int) -> int:
+    """The finaliser on unsigned 64-bit integers, as published (Steele, Lea, Flood 2014)."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+    return value ^ value >> 31
+
+
+def test_noise_is_splitmix64_of_seed_position_and_token():
+    """Bit by bit: a text sampled with a seed stays what it was, whatever version samples it."""
+    weyl = 0x9E3779B97F4A7C15
+    tokens = [0, 1, 2, 31_999, 151_935, 2**31]
+    for seed in (0, 1, 7, 2**31, 2**63 - 1):
+        for position in (0, 1, 5, 4_095, 131_072):
+            key = splitmix64((splitmix64((seed + weyl) % 2**64) + position * weyl) % 2**64)
+            mixed = [splitmix64((token * weyl + key) % 2**64) for token in tokens]
+            uniform = torch.tensor([((n >> 12) + 0.5) / 2**52 for n in mixed], dtype=torch.float64)
+            noise = gumbel_noise(seed, position, torch.tensor(tokens))
+            assert torch.equal(noise, -torch.log(-torch.log(uniform)))
 
 
 def first_draws(params: SamplingParams, logits: torch.Tensor, count: int) -> np.ndarray:
@@ -181,128 +199,29 @@ def test_top_k_with_a_drafter_that_has_another_favourite():
     assert counts[3:].sum() == 0
 
 
-# Whole engines
-
-
-@cache
-def small_world():
-    """A tiny target of eight tokens, and drafters whose trees it accepts about half of."""
-    target = tiny_target(vocab_size=8, num_hidden_layers=2, initializer_range=0.15)
-    config = head_config(target, draft_length=3, draft_vocab_size=8)
-    config = replace(config, aux_layers=(0, 1, 1))
-    dart = random_head(DartHead, config, seed=1)
-    eagle3 = random_head(Eagle3Head, replace(config, draft_length=None), seed=1)
-    return target, {
-        "dart": DartDrafter(dart, {}, target.embed),
-        "eagle3": Eagle3Drafter(eagle3, target.embed),
-    }
-
-
-def places_in_the_law(name: str, params: SamplingParams, count: int) -> np.ndarray:
-    """Where each token of one sampled text lies in the target's own law at its place, and the law's
-    share of the tokens that were drafted there: [count, 2].
-
-    The first are uniform in (0, 1) and independent if and only if the engine samples from that
-    law; NaN is a token that the filters leave out.
-
-    The law is transformers' forward pass over the finished text, filtered by its warpers. Tokens
-    that were drafted there come first in the cumulative law, so that a rule that favours or shuns
-    drafts shows; the place inside the token's own interval is drawn.
-    """
-    target, drafters = small_world()
-    steps = run(
-        target,
-        drafters[name],
-        [1, 2, 3],
-        sampling=params,
-        max_new_tokens=count,
-        settings=DraftSettings(tree_budget=16, beam=6, eagle3_depth=2, eagle3_top_k=4),
-    )
-    assert sum(step.accepted for step in steps) > count / 8
-    tokens = output(steps)
-    with torch.inference_mode():
-        logits = target.model(torch.tensor([[1, 2, 3, *tokens]]), use_cache=False).logits[0, 2:-1]
-    laws = warped(logits, params).double().numpy()
-    drafted = [set()]  # by place: the prefill's token follows no draft
-    for step in steps[1:]:
-        for node in step.path[: len(step.tokens)]:
-            drafted.append(set(step.tree.tokens[step.tree.parents == node].tolist()))
-    generator = np.random.default_rng(params.seed)
-    rows = []
-    for token, law, known in zip(tokens, laws, drafted, strict=True):
-        order = sorted(range(len(law)), key=lambda each: (each not in known, -law[each]))
-        below = law[order[: order.index(token)]].sum()
-        place = (below + generator.uniform() * law[token]) / law.sum()
-        share = law[list(known)].sum() / law.sum()
-        rows.append((place if law[token] else np.nan, share))
-    return np.array(rows)
-
-
-def least_pvalue(name: str, filters: dict) -> float:
-    """Of three temperatures, each by itself and all together; and of how often drafts are hit."""
-    rows = [
-        places_in_the_law(name, SamplingParams(temperature, seed=seed, **filters), 100)
-        for seed, temperature in enumerate((0.3, 1.0, 1.5))
-    ]
-    rows.append(np.concatenate(rows))
-    places, shares = rows[-1].T
-    if np.isnan(places).any():
-        return 0.0
-    excess = (places < shares).sum() - shares.sum()
-    hits = chi2.sf(excess**2 / (shares * (1 - shares)).sum(), 1)
-    return min(hits, *(chisquare(np.histogram(r[:, 0], 10, (0, 1))[0]).pvalue for r in rows))
-
-
-@pytest.mark.parametrize(
-    "filters",
-    [{"top_k": 4}, {"top_p": 0.8}, {"top_k": 5, "top_p": 0.9}],
-    ids=["top-k", "top-p", "both"],
-)
-@pytest.mark.parametrize("name", ["dart", "eagle3"])
-def test_whole_engines_sample_the_targets_law(name, filters):
-    """Text of real trees, real drafts and real caches, against transformers' law of each token."""
-    assert least_pvalue(name, filters) > SIGNIFICANCE
-
-
-@pytest.mark.parametrize("name", ["dart", "eagle3"])
-def test_a_rule_that_favours_drafts_is_found(monkeypatch, name):
-    """Where the draw hits no draft, this rule draws once more before it gives the drafts up."""
-    drawer, accept = Sampler.drawer, DraftTree.accept
-
-    def two_drawers(sampler, *where):
-        other = Sampler(replace(sampler.params, seed=sampler.params.seed + 1))
-        return drawer(sampler, *where), drawer(other, *where)
-
-    def favouring(tree, draws):
-        def draw(node):
-            token = draws[0](node)
-            missed = token not in tree.tokens[tree.parents == node]
-            return draws[1](node) if missed else token
-
-        return accept(tree, draw)
-
-    monkeypatch.setattr(Sampler, "drawer", two_drawers)
-    monkeypatch.setattr(DraftTree, "accept", favouring)
-    assert least_pvalue(name, {"top_k": 5}) < SIGNIFICANCE
-
-
-def test_filters_in_another_order_are_found(monkeypatch):
-    """Top-p before temperature, as some do it: another law at any temperature but 1."""
-
-    def top_p_first(logits, params):
-        kept = warped(logits, replace(params, temperature=1.0)) > 0
-        return logits.float().masked_fill(~kept, -torch.inf) / params.temperature, None
-
-    monkeypatch.setattr("dart_core.sampling.process_logits", top_p_first)
-    assert least_pvalue("dart", {"top_p": 0.8}) < SIGNIFICANCE
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_greedy_takes_the_lowest_of_equal_maxima(dtype):
     logits = torch.zeros(3, 600, dtype=dtype)
     logits[0, [599, 17, 300]] = 2.0
     logits[1, [18, 17]] = 1.0
     assert greedy_tokens(logits).tolist() == [17, 17, 0]
+
+
+def test_a_device_draws_the_lowest_of_equals_and_says_what_is_not_finite():
+    logits = torch.randint(-3, 4, (50, 99)).float()
+    assert torch.equal(first_maxima(logits), greedy_tokens(logits))
+    for bad in (torch.nan, torch.inf):
+        logits[7, 3] = bad
+        assert first_maxima(logits)[7] == 99 > first_maxima(logits)[8]
+    assert first_maxima(torch.full((1, 5), -torch.inf)).tolist() == [5]
+
+
+def test_a_device_that_found_no_finite_maximum_is_an_error():
+    """It says so by a token beyond the vocabulary; the host does not look at its logits."""
+    logits = torch.empty(4, 9, device="meta")
+    assert Sampler._checked(8, logits, 3, 3) == 8
+    with pytest.raises(ArenaError, match="row 3"):
+        Sampler._checked(9, logits, 3, 3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-8, 1e-6, 1e-5, 1e-4])
@@ -313,20 +232,31 @@ def test_temperatures_near_zero_neither_overflow_nor_leave_the_greedy_token(temp
     assert Sampler(params).draw(logits, 3) == 0
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0, seed=0)])
-def test_logits_that_are_not_finite_are_an_error_not_a_token(params):
-    with pytest.raises(ArenaError, match="not finite"):
-        Sampler(params).draw(torch.tensor([0.0, float("nan"), 1.0]), 0)
+@pytest.mark.parametrize(
+    ("params", "row"), [(SamplingParams(), 0), (SamplingParams(1.0, seed=0), 6)]
+)
+def test_logits_that_are_not_finite_are_an_error_not_a_token(params, row):
+    """It names the row: the node of a tree, or the position that is drawn."""
+    bad = torch.tensor([0.0, float("nan"), 1.0])
+    with pytest.raises(ArenaError, match=rf"not finite \(row {row}\)"):
+        Sampler(params).draw(bad, 6)
+    draw = Sampler(params).drawer(torch.stack([torch.zeros(3), bad]), 4, [0, 1])
+    with pytest.raises(ArenaError, match=rf"not finite \(row {row or 1}\)"):
+        draw(1)
+    assert draw(0) in range(3)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("temperature", -0.1),
+        ("temperature", 100.1),
         ("temperature", float("nan")),
         ("top_k", -1),
-        ("top_p", 1.5),
+        ("top_p", 1.001),
+        ("top_p", -0.001),
         ("seed", -1),
+        ("seed", 2**63),
         ("seed", 1.5),
         ("temperature", "0.7"),
         ("top_k", 2.0),
@@ -336,3 +266,19 @@ def test_logits_that_are_not_finite_are_an_error_not_a_token(params):
 def test_values_out_of_range_are_named(field, value):
     with pytest.raises(ArenaError, match=str(value).replace(".", r"\.")):
         SamplingParams(**{field: value})
+
+
+def test_the_ends_of_every_range_are_taken():
+    assert SamplingParams() == SamplingParams(0.0, 0, 1.0, None)
+    for params in (SamplingParams(100.0, 1, 0.0, 2**63 - 1), SamplingParams(0.0, 0, 1.0, 0)):
+        Sampler(params)
+    for value in (0.0, 1e-6, 0.99, 1.0):
+        assert SamplingParams(top_p=value).top_p == value
+
+
+def test_only_a_sampling_run_needs_a_seed():
+    Sampler(SamplingParams())
+    Sampler(SamplingParams(seed=5))
+    Sampler(SamplingParams(1.0, seed=5))
+    with pytest.raises(ValueError, match="seed"):
+        Sampler(SamplingParams(1.0))

@@ -32,7 +32,7 @@ from dart_core.drafters.eagle3 import Eagle3Drafter
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, Eagle3Head
-from dart_core.sampling import SamplingParams, first_maxima, greedy_tokens
+from dart_core.sampling import SamplingParams
 from dart_core.static_shapes import (
     BorrowedCache,
     cache_bucket,
@@ -446,17 +446,8 @@ def test_the_recorder_refuses_what_waits_for_the_device():
             RecordedCalls()(call)
 
 
-# What a device draws, and the switch
-# -----------------------------------
-
-
-def test_a_device_draws_the_lowest_of_equals_and_says_what_is_not_finite():
-    logits = torch.randint(-3, 4, (50, 99)).float()
-    assert torch.equal(first_maxima(logits), greedy_tokens(logits))
-    for bad in (torch.nan, torch.inf):
-        logits[7, 3] = bad
-        assert first_maxima(logits)[7] == 99 > first_maxima(logits)[8]
-    assert first_maxima(torch.full((1, 5), -torch.inf)).tolist() == [5]
+# The switch
+# ----------
 
 
 def test_graphs_are_refused_where_they_cannot_be(tmp_path):
