@@ -266,7 +266,8 @@ void TreePruner::ask(std::uint32_t slot, std::uint32_t length) {
 
 // Enters what the n-gram knows of the candidates.
 void TreePruner::answer(const Level& level, const Asked& asked) {
-  const auto& [slot, node] = asked;
+  const std::uint32_t slot = asked.slot;  // clang before 16 lets no lambda use a binding
+  const Children& node = asked.node;
   match(node, {candidates_.data(), level.width}, [&](std::uint32_t rank, std::uint32_t child) {
     const std::uint32_t at = rank * level.slots + slot;
     const float probability = node.probability(child);

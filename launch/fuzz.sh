@@ -6,7 +6,8 @@
 #   bash launch/fuzz.sh [INPUTS [TARGET...]]      SEED=2 bash launch/fuzz.sh: other inputs
 #
 # INPUTS, a million if not given, are shared out over the targets of the core; those in Python, far
-# slower, take a hundredth of a share each. CXX=clang++ has libFuzzer choose the inputs.
+# slower, take a hundredth of a share each. CXX=clang++ has libFuzzer choose the inputs: it learns
+# which ones reach new code, and ends a target at its first crash.
 # FUZZ_FLAGS=-O0 builds sooner and runs slower; FUZZ_BUILD says where the build is kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -40,16 +41,21 @@ FLAGS+=("${more_flags[@]}")
 built=${FUZZ_BUILD:-build/fuzz}
 
 # Is it clang that compiles?
-has_libfuzzer() { "${compiler[@]}" -dM -E -x c++ - </dev/null | grep -q __clang__; }
+is_clang() { [[ $("${compiler[@]}" -dM -E -x c++ - </dev/null 2>/dev/null) == *__clang__* ]]; }
 
-# build: the programs of the core's targets, in $built.
+# probe FLAG...: can a program be built with these?
+probe() {
+  "${compiler[@]}" "${FLAGS[@]}" "$@" -x c++ - -o "$built/probe" 2>/dev/null
+}
+
+# build: the programs of the core's targets, in $built. What a crash left there stays.
 build() {
   local target key units around=-fsanitize=fuzzer
   # The longest to compile comes first, and only where it is wanted.
   if [[ " ${native[*]} " == *" trie "* ]]; then CORE=(trie_import "${CORE[@]}" import_journal); fi
   units=("${CORE[@]}")
   for target in "${native[@]}"; do units+=("fuzz/${target}_target"); done
-  if has_libfuzzer; then
+  if is_clang; then
     FLAGS+=(-fsanitize=fuzzer-no-link)
   else
     units+=(fuzz/mutator)
@@ -57,10 +63,14 @@ build() {
   fi
   key=$({ cat cpp/*.cpp cpp/*.h cpp/fuzz/* && echo "${compiler[@]}" "${FLAGS[@]}" "${native[@]}"; } | cksum)
   [[ $(cat "$built/made-of" 2>/dev/null) != "$key" ]] || return 0
-  rm -rf "$built"
+  rm -f "$built/made-of"
   mkdir -p "$built/fuzz"
-  "${compiler[@]}" "${FLAGS[@]}" -x c++ - -o "$built/probe" <<<'int main() {}' 2>/dev/null ||
+  probe <<<'int main() {}' ||
     die "${compiler[*]} cannot build with the sanitizers; install g++ 12 or newer, or clang++"
+  if is_clang; then
+    probe -fsanitize=fuzzer <<<'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' ||
+      die "${compiler[*]} comes without libFuzzer; install its runtime (with apt: libclang-rt-dev), or leave CXX to g++"
+  fi
   say "building the core with the sanitizers, half a minute to two"
   printf '%s\n' "${units[@]}" | xargs -P "$(nproc)" -I{} \
     "${compiler[@]}" "${FLAGS[@]}" -c cpp/{}.cpp -o "$built/{}.o" || die "the build failed"
@@ -77,20 +87,29 @@ build() {
 run_native() {
   local program=$built/$1
   export ASAN_OPTIONS=max_allocation_size_mb=512:allocator_may_return_null=0
-  if ! has_libfuzzer; then
+  if ! is_clang; then
     local corpus=()
     if [[ $1 == trie ]]; then corpus=(--corpus "$GOLDEN"); fi
     "$program" --inputs "$share" --seed "$seed" "${corpus[@]}"
     return
   fi
-  local corpus=$TMPDIR/corpus crashes=0
+  local corpus=$TMPDIR/corpus log=$built/$1.log crashes=0 seed_file
   mkdir -p "$corpus"
   "$program" --write-seeds "$corpus"
-  "$program" -runs="$share" -seed="$seed" -max_len=8192 -timeout=30 -verbosity=0 \
-    -artifact_prefix="$built/$1-" "$corpus" 2>"$built/$1.log" || crashes=1
-  ((crashes == 0)) || tail -n 40 "$built/$1.log" >&2
+  if [[ $1 == trie ]]; then
+    while read -r seed_file; do # with what follows an input's content: the choices
+      { cat "$seed_file" && head -c 16 /dev/zero; } >"$corpus/${seed_file##*/}"
+    done < <(find "$GOLDEN" -type f -size -9)
+  fi
+  "$program" -runs="$share" -seed="$seed" -max_len=65536 -timeout=30 -verbosity=0 \
+    -print_final_stats=1 -artifact_prefix="$built/$1-" "$corpus" 2>"$log" || crashes=1
   rm -r "$corpus"
-  echo "inputs $share $(grep '^accepted' "$built/$1.log" || echo accepted - refused -) crashes $crashes"
+  if ((crashes)); then
+    grep -m 1 -A 25 -E 'ERROR: |^fault: |runtime error: ' "$log" >&2 || tail -n 40 "$log" >&2
+    echo "all of it: $log; again: $program $(sed -n 's/.*Test unit written to //p' "$log")" >&2
+  fi
+  echo "inputs $(awk '/number_of_executed_units/ { print $2 }' "$log")" \
+    "$(grep '^accepted' "$log" || echo accepted - refused -) crashes $crashes"
 }
 
 # run_files TARGET: the same of a target in Python.

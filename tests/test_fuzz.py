@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fuzz_files import run
+from fuzz_files import Heads, run
 
 ROOT = Path(__file__).parent.parent
 # Sooner built than the long run's: what is left out costs most to compile and finds least.
@@ -36,7 +36,57 @@ def test_the_core_survives_hostile_inputs_under_the_sanitizers():
         assert crashes == "0"
 
 
-def test_hostile_heads_are_refused_in_words(capsys):
-    assert run("heads", 150, seed=3) == 0, capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ("-fsanitize=fuzzer", "comes without libFuzzer; install its runtime"),
+        ("-fsanitize=address", "cannot build with the sanitizers; install g++"),
+    ],
+)
+def test_a_clang_without_its_runtimes_is_said_in_one_line(lacks, says, tmp_path):
+    compiler = tmp_path / "clang++"
+    compiler.write_text(f"""#!/bin/bash
+for word in "$@"; do
+  if [[ $word == -dM ]]; then
+    echo "#define __clang__ 1"
+    for n in {{1..9999}}; do echo "#define X$n"; done
+    exit
+  fi
+  [[ $word != {lacks} && $word != {lacks},* ]] || exit 1
+done
+""")
+    compiler.chmod(0o755)
+    environment = {**os.environ, "CXX": str(compiler), "FUZZ_BUILD": str(tmp_path / "built")}
+    result = subprocess.run(
+        ["bash", ROOT / "launch" / "fuzz.sh", "8", "pruner"],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert result.returncode == 1 and result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1 and f"{compiler} {says}" in result.stderr
+
+
+def refused_and_taken(target: str, inputs: int, capsys) -> tuple[int, int]:
+    assert run(target, inputs, seed=3) == 0, capsys.readouterr().err
     _, _, _, accepted, _, refused, _, _ = capsys.readouterr().out.split()
-    assert int(accepted) > 10 and int(refused) > 50
+    return int(refused), int(accepted)
+
+
+def test_hostile_heads_are_refused_in_words(capsys):
+    refused, accepted = refused_and_taken("heads", 150, capsys)
+    assert refused > 50 and accepted > 10
+
+
+def test_hostile_recordings_are_refused_in_words(capsys):
+    refused, accepted = refused_and_taken("recordings", 100, capsys)
+    assert refused > 50 and accepted > 5
+
+
+def test_a_crash_says_how_its_input_is_tried_again(capsys, monkeypatch):
+    def fail(self, rng):
+        raise ValueError("no refusal")
+
+    monkeypatch.setattr(Heads, "try_one", fail)
+    assert run("heads", 2, seed=5, first=7) == 2
+    told = capsys.readouterr()
+    assert told.out == "inputs 2 accepted 0 refused 0 crashes 2\n"
+    assert "crash at input 8 of seed 5 (heads --first 8 --inputs 1 --seed 5)" in told.err

@@ -16,7 +16,7 @@ from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.sampling import SamplingParams
 from dart_core.target import Target
 
-PROMPTS = 200
+PROMPTS = 80
 BUDGET = 6
 
 
