@@ -40,7 +40,7 @@ TESTS = {
         "test_sampled_law.py",
     ],
     "dart_core/metrics.py": ["test_metrics.py"],
-    "dart_core/generate.py": ["test_generate.py", "test_engine.py", "test_budget.py"],
+    "dart_core/generate.py": ["test_steps.py", "test_generate.py", "test_overlap.py"],
     "dart_core/pruner_twin.py": ["test_pruner.py"],
     "cpp/tree_pruner.cpp": ["test_pruner.py"],
 }
@@ -51,6 +51,11 @@ SAME: dict[tuple[str, str, str], str] = {
     ("dart_core/tree.py", "if count > 1 and not", "Gt -> GtE"): "no parents are all well",
     ("dart_core/tree.py", "width = (count + 7) //", "FloorDiv -> Mult"): "the rest is cut",
     ("dart_core/tree.py", "width = (count + 7) //", "7 -> 8"): "the rest is cut",
+    ("dart_core/sampling.py", "if value >= 2**63", "GtE -> Gt"): "but for one key of 2^64",
+    ("dart_core/sampling.py", "0 < params.top_k < len", "Lt -> LtE"): "the k best of k are all",
+    ("dart_core/sampling.py", 'device.type == "cpu"', "Eq -> NotEq"): "the other finds the same",
+    ("dart_core/generate.py", "torch.tensor(path).to", "True -> False"): "it waits, no more",
+    ("dart_core/generate.py", "len(kept) < len(proposal", "Lt -> LtE"): "cut to all of it",
     ("dart_core/pruner_twin.py", "np.where(probabilities > 0", "Gt -> GtE"): "0 stays 0",
     ("dart_core/pruner_twin.py", "if width == 0 or not beam", "Or -> And"): "a short cut",
 }
