@@ -75,8 +75,6 @@ class Script:
 
     @staticmethod
     def pace(prompt: str) -> float:
-        if "hesitate" in prompt:
-            return 300.0  # nine seconds for the prefill
         return 2.0 if "endless" in prompt else 0.0 if "long" in prompt else 0.05
 
     def engine(self) -> ScriptedEngine:

@@ -46,13 +46,23 @@ def test_stop_pressed_again_and_again_is_no_error(visit):
     assert not failures
 
 
-def test_stop_before_the_first_token(visit, site):
-    engine = site[0].engine
+def test_stop_before_the_first_token(visit, site, monkeypatch):
+    arena = site[0]
+    began, go, stream = threading.Event(), threading.Event(), arena.engine.stream
+
+    def slow(*args, **options):
+        began.set()
+        go.wait(60)  # the prefill, which nothing interrupts
+        yield from stream(*args, **options)
+
     tab = visit()
-    engine.closed.clear()
-    tab.run("hesitate")
+    monkeypatch.setattr(arena.engine, "stream", slow)
+    tab.run("race")
+    assert began.wait(60)
     expect(tab.page.locator("body")).to_have_class(re.compile("arena-running"))
     tab.page.locator("#stop").click()
+    until(next(reversed(arena._visits.values()))._run.stop.is_set)
+    go.set()
     for name in ("dart", "eagle3"):
         tab.expect_state(name, "stopped")
     assert tab.text("eagle3") == ""
