@@ -84,6 +84,15 @@ def test_the_table_has_every_step_their_sum_and_mean():
     assert "in this call: 10.00 tok/s, 100.00 ms a step" in text
     assert "speedup 1.50 × of an ideal 3.00 ×" in text and ": 50.0 % of the ideal" in text
     assert "a plain step 50.0 %, verifying more than one token 20.0 %, draft 15.0 %" in text
+    assert "more than the ideal" not in text
+
+
+def test_more_than_the_ideal_is_called_what_it_is():
+    """Plain steps of a second beside verify passes of a seventh of one: somebody was in the way."""
+    disturbed = run_of("ar", *[(1, 0, StageSeconds(verify=1.0))] * 6)
+    assert "the machine was busier while plain decoding ran" in profile_text(
+        loaded("full"), DRAFTED, disturbed
+    )
 
 
 def test_plain_decoding_has_no_ideal_and_one_token_no_steps():

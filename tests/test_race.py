@@ -328,6 +328,16 @@ def test_speedup_names_its_baseline_and_may_be_below_one():
     assert "Slower than plain decoding" in panel["note"]
     assert view.charts()["baseline"] == [20.0, "plain decoding at warm-up"]
 
+    busy = Baseline(2.0, "plain decoding at warm-up")
+    note = view_of(run(engine_of(dart=slow), ["dart"]), ["dart"], baseline=busy).panel("dart")[
+        "note"
+    ]
+    assert "Faster than its τ allows" in note
+    assert "(2.0 tokens / s, plain decoding at warm-up)" in note
+    fair = Baseline(4.0, "plain decoding at warm-up")  # 1.7 ×, of a τ of 2
+    view = view_of(run(engine_of(dart=slow), ["dart"]), ["dart"], baseline=fair)
+    assert "Faster" not in view.panel("dart")["note"]
+
     plain = steps_of(ids, [1], seconds=0.5)
     view = view_of(
         run(engine_of(dart=slow, ar=plain), ["dart", "ar"]), ["dart", "ar"], baseline=warm
