@@ -48,6 +48,9 @@ EXIT_CODES = (
 )
 AUTO, MOST_AUTO = "auto", 60  # of --tree-budget, and the largest size it may choose
 INTERRUPTED, TERMINATED = 130, 143
+# Threads or processes of each logical core that a flag may ask for. More than one is a waste, which
+# may be worth measuring; thousands end the process inside the OpenMP runtime, without a word.
+MOST_A_CORE = 4
 BROKEN_PIPE = 141  # what a shell shows for a program that SIGPIPE ended
 
 
@@ -295,6 +298,19 @@ def at_least(args: argparse.Namespace, limits: Mapping[str, float]) -> None:
         if value is not None and not value >= low:
             flag = name.replace("_", "-")
             raise ArenaError(f"--{flag} {value}: expected {low} or more")
+
+
+def within_cores(args: argparse.Namespace, name: str) -> None:
+    """Raises ArenaError where the flag ``name``, of threads or processes, is not given a number
+    that this machine can run.
+    """
+    at_least(args, {name: 1})
+    value, cores = getattr(args, name), os.cpu_count() or 1
+    if value is not None and value > MOST_A_CORE * cores:
+        raise ArenaError(
+            f"--{name} {value}: expected 1 to {MOST_A_CORE * cores}, {MOST_A_CORE} for each of "
+            f"this machine's logical cores ({cores})"
+        )
 
 
 def _ids(text: str) -> list[int]:

@@ -35,7 +35,7 @@ def run_bench(args: Namespace) -> int:
     args.max_new_tokens = 128 if args.max_new_tokens is None else args.max_new_tokens
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1, "turns": 1})
     at_least(args, {"speed_prompts": 0, "cache_gib": 0})
-    check_destination(args.json)
+    check_destination(args.json, apart_from={"the file of --prompt-file": args.prompt_file})
     check_models(args)
     if args.tree_budget is None:
         args.tree_budget = max(args.tree_budgets)

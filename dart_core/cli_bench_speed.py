@@ -24,7 +24,7 @@ from dart_core.bench_speed_figure import speed_figure
 from dart_core.bench_speed_report import speed_record
 from dart_core.bench_speed_tables import speed_tables
 from dart_core.bench_stock import StockTarget
-from dart_core.cli import at_least
+from dart_core.cli import at_least, within_cores
 from dart_core.cli_bench import PARTS, SPEED_TREE_BUDGET, first_turns, prompt_files
 from dart_core.cli_checks import check_models, note
 from dart_core.cli_run import load, prepare, run_settings
@@ -89,7 +89,8 @@ def _checked(
 ) -> tuple[GenerationSettings, dict[str, list[Prompt]], dict[str, Path]]:
     """Everything that can be wrong in the flags, found before the models are loaded."""
     at_least(args, {"max_new_tokens": 2, "max_length": 2, "limit": 1, "turns": 1})
-    at_least(args, {"repeats": 1, "threads": 1, "max_context": 16})
+    at_least(args, {"repeats": 1, "max_context": 16})
+    within_cores(args, "threads")
     if args.max_context > LONGEST_CONTEXT:
         raise ArenaError(
             f"--max-context {args.max_context}: expected {LONGEST_CONTEXT} or less, for "
@@ -105,8 +106,10 @@ def _checked(
             f"--stop {args.stop[0]}: the speed suite ends texts by tokens alone, for all alike; "
             "give --eos-token-id"
         )
-    check_destination(args.json)
-    check_destination(args.figure, "--figure")
+    read = {"the file of --prompt-file": args.prompt_file}
+    figure = {"the file of --figure": [args.figure] if args.figure else None}
+    check_destination(args.json, apart_from=read | figure)
+    check_destination(args.figure, "--figure", read)
     if args.figure and "prompts" not in parts:
         raise ArenaError(f"--figure {args.figure}: it shows the part prompts; add it to --parts")
     check_models(args)

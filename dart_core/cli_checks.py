@@ -23,7 +23,7 @@ def note(line: str) -> None:
 def check_flags(args: Namespace) -> list[Prompt]:
     """The prompts of generate, compare or check. Raises ArenaError for flags that cannot be."""
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1})
-    check_destination(args.json)
+    check_destination(args.json, apart_from={"the file of --prompt-file": args.prompt_file})
     check_models(args)
     return _prompts(args)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
 
-from dart_core.cli import at_least
+from dart_core.cli import at_least, within_cores
 from dart_core.errors import ArenaError
 from dart_core.ngram import (
     DEFAULT_MEMORY_MIB,
@@ -127,7 +126,8 @@ def _ids(text: str) -> list[int]:
 
 
 def _build(args: argparse.Namespace) -> None:
-    at_least(args, {"vocab_size": 1, "eos_token_id": -1, "memory_mib": 1, "workers": 1})
+    at_least(args, {"vocab_size": 1, "eos_token_id": -1, "memory_mib": 1})
+    within_cores(args, "workers")
     _check_output(args.output, *args.inputs)
     if not MIN_ORDER <= args.order <= MAX_ORDER:
         raise ArenaError(f"--order {args.order} is outside {MIN_ORDER} to {MAX_ORDER}")
@@ -166,10 +166,7 @@ def _build(args: argparse.Namespace) -> None:
 
 
 def _check_output(output: str, *inputs: str) -> None:
-    check_destination(output, "--output")
-    for path in inputs:
-        if os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
-            raise ArenaError(f"--output {output} is an input itself: give the result another name")
+    check_destination(output, "--output", {"an input": inputs})
 
 
 def _import(args: argparse.Namespace) -> None:

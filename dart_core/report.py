@@ -100,12 +100,18 @@ def write_json(data: Mapping[str, Any], destination: str) -> None:
         raise ArenaError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def check_destination(destination: str | None, flag: str = "--json") -> None:
-    """Raises ArenaError where the file ``destination`` could not be written: better now than after
-    the run.
+def check_destination(
+    destination: str | None,
+    flag: str = "--json",
+    apart_from: Mapping[str, Sequence[str | Path] | None] | None = None,
+) -> None:
+    """Raises ArenaError where the file ``destination`` could not be written, or is one of
+    ``apart_from``, files by what they are: better now than after the run.
     """
     if destination is None or destination == "-":
         return
+    if not destination:
+        raise ArenaError(f'{flag} "": expected the name of a file')
     path = Path(destination)
     try:
         if path.is_dir():
@@ -114,6 +120,11 @@ def check_destination(destination: str | None, flag: str = "--json") -> None:
             if not os.access(path, os.W_OK):
                 raise ArenaError(f"{flag} {destination}: no right to write to it; choose another")
             return
+        for what, files in (apart_from or {}).items():
+            if any(_same_file(path, Path(file)) for file in files or ()):
+                raise ArenaError(
+                    f"{flag} {destination} is {what} itself: give one of them another name"
+                )
         partial = _partial(path.resolve())
         if not partial.parent.exists():
             raise ArenaError(f"{flag} {destination}: no folder {partial.parent}")
@@ -127,6 +138,12 @@ def check_destination(destination: str | None, flag: str = "--json") -> None:
             f"{flag} {destination}: no file can be written there ({error.strerror or error}); "
             "choose another place"
         ) from error
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return path.resolve() == other.resolve()
 
 
 def _partial(path: Path) -> Path:

@@ -554,6 +554,7 @@ def test_a_prompt_that_does_not_fit_is_found_first(flags, sets, tmp_path, monkey
         ("--parts=prompts,colours", "--parts colours: expected some of startup,floors"),
         ("--repeats=0", "--repeats 0: expected 1 or more"),
         ("--threads=0", "--threads 0: expected 1 or more"),
+        ("--threads=99999", "--threads 99999: expected 1 to "),
         ("--max-context=1", "--max-context 1: expected 16 or more"),
         ("--max-context=999999", "--max-context 999999: expected 131072 or less"),
         ("--max-new-tokens=1", "--max-new-tokens 1: expected 2 or more"),
@@ -592,6 +593,16 @@ def test_figure_needs_prompts(flags, sets, tmp_path, capsys):
     extra = ("--parts=floors", f"--figure={tmp_path / 'x.svg'}")
     code, _ = bench(flags, sets, tmp_path / "out.json", *extra)
     assert code == 1 and "it shows the part prompts" in capsys.readouterr().err
+
+
+def test_a_file_of_results_is_no_other_s(flags, sets, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    code, record = bench(flags, sets, out, f"--figure={out}")
+    assert code == 1 and record == {}
+    assert f"--json {out} is the file of --figure itself" in capsys.readouterr().err
+    code, _ = bench(flags, sets, out, f"--figure={sets[0]}")
+    assert code == 1
+    assert f"--figure {sets[0]} is the file of --prompt-file itself" in capsys.readouterr().err
 
 
 def test_a_fresh_process_that_fails_is_told(tmp_path):

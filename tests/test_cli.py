@@ -18,6 +18,7 @@ from text_models import CHATML, byte_level
 from dart_core import cli_run
 from dart_core.cli import main
 from dart_core.engine import Engine
+from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, Eagle3Head, save_head
 from dart_core.ngram import build_ngram
 from dart_core.report import check_destination, write_json
@@ -405,6 +406,7 @@ def test_a_line_that_cannot_be_read_is_one_line_and_code_2(flags, says, argument
         (["--prompt", "x", "--json", "/tmp/" + "x" * 300], "File name too long"),
         (["--prompt", "x", "--json", "/tmp/" + "x" * 250], "File name too long"),
         (["--prompt", "x", "--json", "/tmp"], "this is a folder"),
+        (["--prompt", "x", "--json", ""], '--json "": expected the name of a file'),
         (["--prompt", ""], "prompt is empty"),
         (["--prompt-file", "/no/such.jsonl"], "/no/such.jsonl: No such file"),
         ([], "no prompt: give --prompt"),
@@ -492,6 +494,31 @@ def test_asking_whether_a_file_can_be_written_leaves_nothing(tmp_path):
     check_destination(str(kept))
     assert kept.read_text() == "old"
     assert partial.read_text() == "of another run"
+
+
+def test_a_file_is_written_in_the_place_of_no_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "x.jsonl"
+    same = [("new.json", tmp_path / "new.json"), (str(kept), Path("x.jsonl"))]
+    kept.write_text("read")
+    Path("link").symlink_to(kept)
+    Path("hard").hardlink_to(kept)
+    same += [("link", kept), ("hard", kept)]
+    for destination, other in same:
+        with pytest.raises(ArenaError, match=rf"^--json {destination} is the prompts itself: give"):
+            check_destination(destination, apart_from={"the prompts": ["none", other]})
+    check_destination("/dev/null", apart_from={"the prompts": ["/dev/null"]})  # which holds nothing
+    check_destination("y.jsonl", apart_from={"the prompts": [kept], "none": None})
+    assert kept.read_text() == "read"
+
+
+def test_figures_do_not_take_the_place_of_the_prompts(arguments, prompt_file, capsys):
+    before = prompt_file.read_bytes()
+    for command in ("generate", "compare", "check"):
+        flags = ["--prompt-file", str(prompt_file), "--json", str(prompt_file)]
+        assert main([command, *arguments, *flags]) == 1
+        assert "is the file of --prompt-file itself" in capsys.readouterr().err
+    assert prompt_file.read_bytes() == before
 
 
 def test_no_models_named(capsys):

@@ -150,6 +150,13 @@ def test_an_output_that_cannot_be_written_is_refused_first(action, tmp_path, cap
     assert f"--output {output[1]}: no folder {output[1].parent}" in capsys.readouterr().err
 
 
+def test_more_workers_than_a_machine_runs(tokenizer, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("text")
+    flags = ["--tokenizer", tokenizer, "--output", tmp_path / "x.ngram", "--workers", 99999]
+    assert run("build", tmp_path / "text.txt", *flags) == 1
+    assert "--workers 99999: expected 1 to " in capsys.readouterr().err
+
+
 def test_an_end_token_outside_the_vocabulary(tokenizer, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("text")
     flags = ["--tokenizer", tokenizer, "--output", tmp_path / "x.ngram", "--eos-token-id", 9999]

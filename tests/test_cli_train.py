@@ -26,6 +26,9 @@ def no_models(monkeypatch):
         (("eagle3", *DATA, "--learning-rate", "nan"), 1, "--learning-rate nan: expected 0 or more"),
         (("dart", *DATA, "--device", "gpu"), 1, "device gpu is not supported"),
         (("dart", *DATA, "--threads", "-1"), 1, "--threads -1: expected 1 or more"),
+        (("dart", *DATA, "--threads", "99999"), 1, "--threads 99999: expected 1 to "),
+        (("ngram", *DATA, "--threads", "99999"), 1, "--threads 99999: expected 1 to "),
+        (("plan", "--threads", "99999"), 1, "--threads 99999: expected 1 to "),
         (("dart", *DATA, "--rows", "two"), 2, "invalid int value: 'two'"),
         (("ngram", *DATA, "--holdout", "-1"), 1, "--holdout -1: expected 0 or more"),
         (("data", "--conversations", "0"), 1, "--conversations 0: expected 1 or more"),
@@ -47,6 +50,22 @@ def test_an_output_below_a_file(step, tmp_path, capsys):
     error = capsys.readouterr().err
     assert str(tmp_path / "file") in error
     assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_an_output_that_is_an_input(tmp_path, capsys):
+    text = tmp_path / "text.jsonl"
+    text.write_text("{}")
+    head = ("--dart-model-name-or-path", "x")
+    for flags in (
+        ("data", "--prompts", text, "--output", text),
+        ("data", "--templates", text, "--output", text),
+        ("ngram", "--data", text, "--output", text),
+        ("eval", "--data", text, *head, "--json", text),
+        ("eval", *DATA, "--prompt-file", text, *head, "--json", text),
+    ):
+        assert main(["train", *map(str, flags)]) == 1
+        assert f" {text} is an input itself: give" in capsys.readouterr().err
+    assert text.read_text() == "{}"
 
 
 def test_figures_that_could_not_be_written(tmp_path, capsys):

@@ -10,9 +10,8 @@ from dart_core.errors import ArenaError
 from dart_core.report import check_destination, write_json
 from dart_core.training.provenance import Provenance
 from dart_core.training.setup import (
-    LIMITS,
     all_processes,
-    at_least,
+    check_flags,
     compute_with,
     load_target,
     log,
@@ -35,7 +34,8 @@ def run_data(args: argparse.Namespace) -> int:
     """``train data``."""
     device, dtype = compute_with(args)
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
-    check_destination(args.output, "--output")
+    read = [*args.prompts, *args.exclude, *([args.templates] if args.templates else [])]
+    check_destination(args.output, "--output", {"an input": read})
     from dart_core.training.answers import AnswerSettings, is_finished, write_answers
     from dart_core.training.overlap import OverlapFilter
     from dart_core.training.templates import OWN, Templates
@@ -77,9 +77,9 @@ def run_ngram(args: argparse.Namespace) -> int:
     from dart_core.ngram import build_ngram, tokenizer_fingerprint
     from dart_core.ngram_inputs import vocabulary_of
 
-    at_least(args, LIMITS)
+    check_flags(args)
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
-    check_destination(args.output, "--output")
+    check_destination(args.output, "--output", {"an input": [*args.data, *args.exclude]})
     path = resolve(args.base_model_name_or_path, kind="target", progress=log)
     tokenizer = load_tokenizer(path)
     sequences, facts = read_sequences(args, tokenizer)
@@ -239,7 +239,8 @@ def _new_head(
 def run_eval(args: argparse.Namespace) -> int:
     """``train eval``."""
     device, dtype = compute_with(args)
-    check_destination(args.json)
+    read = [*args.data, *args.exclude, *args.prompt_file]
+    check_destination(args.json, apart_from={"an input": read})
     from dart_core.training.evaluate import evaluate_heads
 
     if not (args.dart_model_name_or_path or args.eagle3_model_name_or_path):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dart_core.cli import at_least
+from dart_core.cli import at_least, within_cores
 from dart_core.errors import ArenaError
 from dart_core.weights import cache_dir, load_tokenizer, readable, resolve
 
@@ -29,7 +29,6 @@ Log = Callable[[str], None]
 
 # The smallest value of every flag that has one, whichever step it belongs to.
 LIMITS = {
-    "threads": 1,
     "conversations": 1,
     "turns": 1,
     "batch": 1,
@@ -68,13 +67,19 @@ def silent(text: str) -> None:
     """What all but the first of several processes say."""
 
 
+def check_flags(args: Namespace) -> None:
+    """Raises ArenaError for a number that no step of ``train`` can work with."""
+    at_least(args, LIMITS)
+    within_cores(args, "threads")
+
+
 def compute_with(args: Namespace) -> tuple[torch.device, torch.dtype]:
     """(device, dtype) to compute with; also sets the number of threads. Checks the flags first."""
     import torch
 
     from dart_core.target import default_device, default_dtype, parse_device
 
-    at_least(args, LIMITS)
+    check_flags(args)
     device = default_device() if args.device == "auto" else parse_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
