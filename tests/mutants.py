@@ -51,7 +51,6 @@ SAME: dict[tuple[str, str, str], str] = {
     ("dart_core/tree.py", "if count > 1 and not", "Gt -> GtE"): "no parents are all well",
     ("dart_core/tree.py", "width = (count + 7) //", "FloorDiv -> Mult"): "the rest is cut",
     ("dart_core/tree.py", "width = (count + 7) //", "7 -> 8"): "the rest is cut",
-    ("dart_core/sampling.py", "if value >= 2**63", "GtE -> Gt"): "but for one key of 2^64",
     ("dart_core/sampling.py", "0 < params.top_k < len", "Lt -> LtE"): "the k best of k are all",
     ("dart_core/sampling.py", 'device.type == "cpu"', "Eq -> NotEq"): "the other finds the same",
     ("dart_core/generate.py", "torch.tensor(path).to", "True -> False"): "it waits, no more",

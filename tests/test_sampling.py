@@ -15,6 +15,7 @@ from dart_core.sampling import (
     GREEDY_TEMPERATURE,
     Sampler,
     SamplingParams,
+    _signed,
     first_maxima,
     greedy_tokens,
     gumbel_noise,
@@ -86,6 +87,13 @@ def splitmix64(value: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
     return value ^ value >> 31
+
+
+def test_a_key_wraps_as_int64_does():
+    for value, wrapped in (
+        (0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1), (2**64 + 5, 5),
+    ):  # fmt: skip
+        assert _signed(value) == wrapped
 
 
 def test_noise_is_splitmix64_of_seed_position_and_token():
