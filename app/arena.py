@@ -23,6 +23,7 @@ from app.race import Ended, Judged, Lane, Moved, race
 from app.recording import Recording, replay
 from app.runner import Job, Run, Runner
 from app.view import Baseline, RunView
+from dart_core.errors import ArenaError
 
 if TYPE_CHECKING:
     from dart_core.check import Verdict
@@ -209,6 +210,12 @@ class Arena:
         self._lock = threading.Lock()
 
     @property
+    def _loaded(self) -> Engine:
+        if self.engine is None:
+            raise ArenaError(self.absence)
+        return self.engine
+
+    @property
     def engines(self) -> tuple[str, ...]:
         """The loaded engines, in the order their panels prefer."""
         loaded = self.engine.drafters if self.engine else ()
@@ -237,7 +244,7 @@ class Arena:
         sampled = settings["temperature"] > 0
         if sampled and settings["seed"] is None:
             settings["seed"] = secrets.randbelow(2**31)
-        prompt_ids = self.engine.chat_ids(
+        prompt_ids = self._loaded.chat_ids(
             ask.messages(), enable_thinking=settings.get("thinking", False)
         )
         order = Order(
@@ -325,14 +332,14 @@ class Arena:
         def lane(engine: str) -> Lane:
             return Lane(
                 engine,
-                lambda: self.engine.stream(
+                lambda: self._loaded.stream(
                     order.prompt_ids, engine=engine, settings=order.settings
                 ),
-                self.engine.detokenizer(),
+                self._loaded.detokenizer(),
             )
 
         if order.settings.draft.auto_budget:
-            _ = self.engine.verify_cost  # measured now if it was not: before any clock runs
+            _ = self._loaded.verify_cost  # measured now if it was not: before any clock runs
         steps: dict[str, list] = {engine: [] for engine in order.engines}
         for event in race(
             [lane(engine) for engine in order.engines],
@@ -369,16 +376,16 @@ class Arena:
 
     def warm_ups(self) -> Iterator[Order]:
         """A short run of every engine."""
-        prompt_ids = self.engine.chat_ids([{"role": "user", "content": WARM_UP_PROMPT}])
+        prompt_ids = self._loaded.chat_ids([{"role": "user", "content": WARM_UP_PROMPT}])
         for engine, tokens in WARM_UP_TOKENS.items():
-            if engine in self.engine.drafters:
+            if engine in self._loaded.drafters:
                 settings = self._generation({"max_new_tokens": tokens, "auto_budget": True})
                 yield Order(prompt_ids, settings, [engine], True, WARM_UP_SECONDS)
 
     @lru_cache(maxsize=65536)  # noqa: B019  one arena lives as long as the process
     def token_text(self, token: int) -> str:
         """The text of a single token, for labels."""
-        return self.engine.tokenizer.decode([token])
+        return self._loaded.tokenizer.decode([token])
 
     def close(self) -> None:
         """End the run under way and the device thread."""
@@ -404,13 +411,15 @@ class Arena:
             if place is None:
                 continue
             try:
-                verdict = self.engine.judge(prompt_ids, steps[measure], steps[engine], sampling)
+                verdict = self._loaded.judge(prompt_ids, steps[measure], steps[engine], sampling)
             except Exception:
                 log.exception("the divergence of %s from %s could not be judged", engine, measure)
                 continue
             yield Judged(engine, measure, place, verdict.status, self._reason(verdict, sampling))
 
     def _reason(self, verdict: Verdict, sampling: SamplingParams) -> str:
+        if verdict.gap is None or verdict.difference is None:
+            return verdict.reason
         here, there = (self.token_text(token) for token in (verdict.found, verdict.expected))
         figures = (
             f"it scores “{there}” and “{here}” {abs(verdict.gap):.2g} apart, and the two ways of "
@@ -418,7 +427,7 @@ class Arena:
         )
         drawn = "" if sampling.greedy else ", with this seed's noise"
         if verdict.status == "tie":
-            dtype = self.engine.facts.get("dtype", "this precision")
+            dtype = self._loaded.facts.get("dtype", "this precision")
             return f"a rounding tie in the target, usual in {dtype}: {figures}{drawn}."
         return (
             f"that is a bug, not rounding: {figures}{drawn}. Please report it with this run's "

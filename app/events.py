@@ -210,7 +210,8 @@ def _check_step(step: Step) -> None:
         raise Damage(f"{accepted} accepted, more than the path has")
     if not step.tokens or not accepted <= len(step.tokens) <= accepted + 1:
         raise Damage(f"{len(step.tokens)} tokens emitted, {accepted} of them accepted")
-    if list(step.tokens[:accepted]) != [tree.tokens[node] for node in path[1 : accepted + 1]]:
+    drafts = [] if tree is None else [tree.tokens[node] for node in path[1 : accepted + 1]]
+    if list(step.tokens[:accepted]) != drafts:
         raise Damage("the accepted tokens are not those of the path")
 
 

@@ -69,7 +69,7 @@ class LaneView:
         for place, piece in enumerate(moved.pieces):
             length = _units(piece)
             self.ends.append((self.ends[-1] if self.ends else 0) + length)
-            if place < step.accepted:
+            if place < step.accepted and step.tree is not None:
                 node = step.path[place + 1]
                 marks.append(f"d{length}:{_percent(step.tree.probabilities[node])}")
             else:

@@ -46,9 +46,12 @@ def render(text: str) -> str:
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if len(text) > LONGEST:
         return _plain(text, "too long")
-    pieces = [_piece(text, thinking) for text, thinking in _pieces(text)]
-    if None in pieces:
-        return _plain(text, "too deeply nested")
+    pieces = []
+    for part, thinking in _pieces(text):
+        piece = _piece(part, thinking)
+        if piece is None:
+            return _plain(text, "too deeply nested")
+        pieces.append(piece)
     html = "".join(pieces)
     return html if len(html) <= GROWTH * len(text) + 1_000 else _plain(text, "too long, rendered")
 

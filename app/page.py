@@ -121,11 +121,15 @@ def build_page(
                 visit.conversation,
             ]
 
+        def session_of(request: gr.Request) -> str:
+            """Whose tab it is; requests without one are all the same visitor's."""
+            return request.session_hash or ""
+
         def told(request: gr.Request, note: str) -> list[Any]:
             """Only the sentence of the status line changes: what the panels show can still be
             downloaded.
             """
-            visit = arena.latest(request.session_hash)
+            visit = arena.latest(session_of(request))
             status = visit.view.status() if visit and not visit.left else IDLE_STATUS
             return [{**status, "text": note}, *(gr.skip() for _ in outputs[1:])]
 
@@ -172,7 +176,7 @@ def build_page(
                     ask = Ask(turns[-1][0], settings, turns[:-1])
                 else:
                     ask = Ask(prompt, settings, turns if way_of(event) == "follow" else ())
-                return arena.begin(request.session_hash, ask)
+                return arena.begin(session_of(request), ask)
 
             yield from watch(request, begin)
 
@@ -188,7 +192,7 @@ def build_page(
         def play(path: str | Path, speed: str, request: gr.Request) -> Iterator[list[Any]]:
             def begin() -> Visit:
                 recording = replays.read(path)
-                return arena.begin_replay(request.session_hash, recording, layout.SPEEDS[speed])
+                return arena.begin_replay(session_of(request), recording, layout.SPEEDS[speed])
 
             yield from watch(request, begin)
 
@@ -196,14 +200,14 @@ def build_page(
             yield from play(paths[name], speed, request)
 
         def halt(request: gr.Request) -> None:
-            if visit := arena.latest(request.session_hash):
+            if visit := arena.latest(session_of(request)):
                 visit.stop()
 
         def conclude(request: gr.Request) -> list[Any]:
             """What a cancelled run came to: nobody watches it any more. Asked once Gradio has
             cancelled it, for only then it is sure whether it had begun.
             """
-            visit = arena.latest(request.session_hash)
+            visit = arena.latest(session_of(request))
             if visit is None or visit.left or visit.watched:
                 return told(request, "Ended before it began.")
             visit.stop()
@@ -211,7 +215,7 @@ def build_page(
             return [gr.skip() for _ in outputs] if visit.left else show(visit)
 
         def wipe(request: gr.Request, *slots: str) -> list[Any]:
-            visit = arena.latest(request.session_hash)
+            visit = arena.latest(session_of(request))
             if visit:
                 visit.leave()
                 visit.settle()

@@ -99,10 +99,10 @@ def _record(
     for _ in visit.paced(0.25):
         pass
     lanes = visit.view.lanes.values()
-    if visit.failed or any(lane.state != "done" for lane in lanes):
+    recording = arena.recording(visit.view.run)
+    if recording is None or visit.failed or any(lane.state != "done" for lane in lanes):
         notes = " ".join(lane.note for lane in lanes)
         raise ArenaError(f"{shot.name} was not recorded: {visit.failed or notes}")
-    recording = arena.recording(visit.view.run)
     recording.header["made"] = made
     path = args.output / f"{shot.name}.json.gz"
     recording.save(path)

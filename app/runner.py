@@ -77,8 +77,8 @@ class Run(Generic[E]):
                 log.exception("a run failed")
             self.error = error
         finally:
-            if hasattr(stream, "close"):
-                stream.close()
+            if close := getattr(stream, "close", None):
+                close()
             self.ended.set()
             with suppress(queue.Full):
                 self._events.put_nowait(_WAKE)

@@ -49,10 +49,12 @@ def rows_of(
         return m["tokens_per_second"]
 
     def speedup(m: Mapping) -> float | None:
-        return rate(m) / baseline if rate(m) and baseline else None
+        fast = rate(m)
+        return fast / baseline if fast and baseline else None
 
     def of_ideal(m: Mapping) -> float | None:
-        return speedup(m) / m["tau"] if speedup(m) and m["tau"] else None
+        faster = speedup(m)
+        return faster / m["tau"] if faster and m["tau"] else None
 
     def drafts(name: str) -> Callable[[Mapping], float | None]:
         return lambda m: m["speculative_decoding"][name]

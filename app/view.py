@@ -341,14 +341,14 @@ class RunView:
 
     def _why_slow(self, lane: LaneView) -> str:
         """Why drafting did not pay, once a finished lane was slower than plain decoding."""
-        baseline = self.baseline()
-        if lane.state != "done" or lane.engine == "ar" or not baseline:
+        baseline, last = self.baseline(), lane.last
+        if lane.state != "done" or lane.engine == "ar" or not baseline or last is None:
             return ""
         if not 0 < lane.rate < baseline.tokens_per_second:
             return ""
         if len(lane.tokens) < 20:
             return "Slower than plain decoding: the answer is too short for drafting to pay."
-        tau = lane.last.tau
+        tau = last.tau
         ratio = sum(lane.stages.values()) / lane.verify_steps * baseline.tokens_per_second
         cost = f"a step takes {ratio:.1f}× as long as plain decoding's and yields {tau:.2f} tokens"
         if tau < LOW_ACCEPTANCE:
@@ -356,7 +356,7 @@ class RunView:
                 f"Slower than plain decoding: {cost}. Few drafts are accepted: this text is hard "
                 "to foresee."
             )
-        remedy = "" if lane.last.step.choice else " A smaller tree budget makes steps cheaper."
+        remedy = "" if last.step.choice else " A smaller tree budget makes steps cheaper."
         return f"Slower than plain decoding: {cost}.{remedy}"
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import warnings
+from importlib import import_module
 from types import ModuleType
 from typing import Literal
 
 from dart_core.errors import ArenaError
 
+_core: ModuleType | None
 try:
-    from dart_core import _core
+    _core = import_module("dart_core._core")
 except ImportError as error:  # a source tree that was not built, or built for another Python
     _core, _failure = None, str(error)
 

@@ -241,7 +241,7 @@ class DartModel:
                 raise ArenaError(
                     f"to({device}): this engine was loaded on {self.device}; load it on {device}"
                 )
-            self.engine = None  # its memory is free before the other takes some
+            del self.engine  # its memory is free before the other takes some
             self.engine = self._load(device=wanted)
         return self
 

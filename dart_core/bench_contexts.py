@@ -106,8 +106,8 @@ class _Probe:
         one, tree = some_tree(target, 1), some_tree(target, TREE_NODES)
         self.works["ar step"] = lambda: target.verify(one, self.cache)
         self.works[f"verify {TREE_NODES}"] = lambda: target.verify(tree, self.cache)
+        parts = () if hidden is None else hidden.chunk(len(taps), dim=1)
         for name, drafter in drafters.items():
-            parts = hidden.chunk(len(taps), dim=1)
             own = torch.cat([parts[taps.index(tap)] for tap in drafter.taps], dim=1)
             self.works[f"{name} draft"] = self._drafting(drafter, own, tokens, draft, rounds)
         if stock is not None:

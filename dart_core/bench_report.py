@@ -152,8 +152,8 @@ def _speed_ratio(results: Sequence[Result], one: str, other: str, sets: list[str
     def paired(result: Result) -> float | None:
         if not {one, other} <= result.timed.keys():
             return None
-        rates = result.timed[one].rate, result.timed[other].rate
-        return rates[0] / rates[1] if all(rates) else None
+        own, others = result.timed[one].rate, result.timed[other].rate
+        return own / others if own and others else None
 
     return {
         **_figure(geometric(_by_set(results, sets, paired))),

@@ -286,6 +286,8 @@ class SpeedBench:
         """One run, a ``Generation`` or a ``StockRun``; its figures are added to ``sample``."""
         sample = Sample() if sample is None else sample
         if contestant.engine is None:
+            if self.stock is None:
+                raise ValueError(f"{contestant.name}: transformers' own decoding is not loaded")
             limit = token_budget(len(prompt_ids), settings.max_new_tokens, settings.max_length)
             stock = self.stock.generate(
                 prompt_ids, max_new_tokens=limit, eos_token_ids=self._eos, lookup=contestant.lookup

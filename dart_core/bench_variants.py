@@ -83,7 +83,7 @@ def _of_dart(
                 changed = replace(own.settings, ngram_weight=weight)
                 yield Variant(f"{own.name} of weight {weight}", engine, changed, ablation=True)
     yield from _looking_up(own)
-    for slots in range(1, drafter.head.config.draft_length):
+    for slots in range(1, drafter.head.draft_length):
         name = f"{own.name}, {slots} mask slot{'s' if slots > 1 else ''}"
         yield replace(own, name=name, slots=slots, ablation=True)
 
@@ -139,7 +139,7 @@ class _Levels:
     def __init__(self, drafter: DartDrafter, passage: Passage) -> None:
         self.drafter, self.head, self.passage = drafter, drafter.head, passage
         self.observed = Observed(drafter.head, drafter.embed)
-        self.cache = self.head.new_cache(len(passage.tokens) + self.head.config.draft_length)
+        self.cache = self.head.new_cache(len(passage.tokens) + self.head.draft_length)
         self.drafted: list[tuple[np.ndarray, np.ndarray]] = []
 
     def after(self, committed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +171,7 @@ class _Search:
 class _SearchRun:
     def __init__(self, search: _Search, settings: DraftSettings, eos: frozenset[int]) -> None:
         self.levels, self.budget = search.levels, settings.tree_budget
-        levels = search.drafter.head.config.draft_length + 1
+        levels = search.drafter.head.draft_length + 1
         self.used = levels if search.variant.slots is None else search.variant.slots + 1
         even = [1.0] * levels if search.variant.plain else None
         self.pruner = TreePruner(

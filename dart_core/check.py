@@ -96,9 +96,10 @@ class Verdicts:
 
     def add(self, verdict: Verdict) -> None:
         self.counts[verdict.status] += 1
-        if verdict.status == "tie":
-            self.largest_gap = max(self.largest_gap or 0.0, abs(verdict.gap))
-            share = verdict.difference / verdict.bound if verdict.bound else 0.0
+        gap, difference = verdict.gap, verdict.difference
+        if verdict.status == "tie" and gap is not None and difference is not None:  # as ties have
+            self.largest_gap = max(self.largest_gap or 0.0, abs(gap))
+            share = difference / verdict.bound if verdict.bound else 0.0
             self.largest_share = max(self.largest_share or 0.0, share)
 
     def summary(self) -> dict[str, Any]:
@@ -207,6 +208,8 @@ def _race(row: torch.Tensor, place: int, sampling: SamplingParams) -> torch.Tens
     """What the largest is drawn of, in logits: a sampled draw adds the noise of its place."""
     if sampling.greedy:
         return row.double()
+    if sampling.seed is None:
+        raise ValueError("a sampled run is judged with the seed it was drawn with")
     ids = torch.arange(len(row), device=row.device)
     return row.double() + sampling.temperature * gumbel_noise(sampling.seed, place, ids)
 
@@ -227,6 +230,8 @@ def replay_row(
         for step in steps[1:]:
             if emitted > position:
                 break
+            if step.tree is None:
+                raise ValueError(f"step {step.index} verified no tree: it cannot be run again")
             logits = target.verify(step.tree, cache).logits
             if position < emitted + len(step.tokens):
                 row = logits[step.path[position - emitted]].clone()  # static shapes lend it

@@ -26,7 +26,7 @@ from dart_core.prompts import Prompt
 from dart_core.report import figures, provenance, run_record, write_json
 from dart_core.room import devices_for
 from dart_core.sampling import SamplingParams
-from dart_core.step import Step
+from dart_core.step import Step, finish_of
 from dart_core.target import parse_device
 from dart_core.text import TextStream, check_stops, raw_prompt_ids
 from dart_core.trio import choose_trio
@@ -211,7 +211,7 @@ def run_one(
         prompt_ids=prompt_ids,
         output_ids=[token for step in steps for token in step.tokens],
         text="".join(shown),
-        finish_reason=steps[-1].finish_reason,
+        finish_reason=finish_of(steps),
         steps=steps,
         metrics=summarize(steps),
     )

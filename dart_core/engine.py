@@ -28,7 +28,7 @@ from dart_core.metrics import summarize
 from dart_core.presets import Preset
 from dart_core.references import HUB
 from dart_core.sampling import SamplingParams
-from dart_core.step import Step
+from dart_core.step import Step, finish_of
 from dart_core.target import Target
 from dart_core.trio import FLAGS
 from dart_core.verify_cost import VerifyCost, measure_verify
@@ -312,7 +312,7 @@ class Engine:
             prompt_ids=prompt_ids,
             output_ids=output_ids,
             text=text.answer_text(self.tokenizer, output_ids, settings.stop),
-            finish_reason=steps[-1].finish_reason,
+            finish_reason=finish_of(steps),
             steps=steps,
             metrics=summarize(steps),
         )

@@ -43,9 +43,9 @@ def fetch(remote: Remote, kind: str, patterns: Sequence[str], progress: Progress
     """
     snapshot_download = _client().snapshot_download
     listing = look(remote, kind, patterns)
-    large = listing is not None and listing.missing >= WORTH_TELLING
-    if large:
-        progress(f"fetching {remote} from ModelScope: {gib(listing.missing)}")
+    missing = listing.missing if listing else 0
+    if missing >= WORTH_TELLING:
+        progress(f"fetching {remote} from ModelScope: {gib(missing)}")
     started = time.monotonic()
     options = {
         **_revision(remote),
@@ -54,9 +54,9 @@ def fetch(remote: Remote, kind: str, patterns: Sequence[str], progress: Progress
     }
     with _told(remote, kind):
         folder = _cached_first(snapshot_download, remote.id, options, offline=listing is None)
-    if large:
+    if missing >= WORTH_TELLING:
         took = time.monotonic() - started
-        progress(f"fetched {remote} from ModelScope: {gib(listing.missing)} in {took:.1f} s")
+        progress(f"fetched {remote} from ModelScope: {gib(missing)} in {took:.1f} s")
     return Path(folder)
 
 

@@ -66,19 +66,19 @@ def load_models(
     if unknown:
         raise ArenaError(f"unknown engine {min(unknown)!r}; known engines: {', '.join(ENGINES)}")
     trio = choose_trio(preset, source=source, **given)
-    if trio.target is None:
-        raise ArenaError("no target: give --preset or --base-model-name-or-path")
+    reference = _target_of(trio)
     if engines is None:
         engines = ["ar", *(["dart"] if trio.dart else [])]
         if trio.eagle3 and (preset is not None or "eagle3" in given):
             engines.append("eagle3")
 
-    config = _config(trio.target, "target", progress)
+    config = _config(reference, "target", progress)
     trio = _completed(trio, config, engines, given, source, progress)
+    reference = _target_of(trio)
     heads = {name: getattr(trio, name) for name in ("dart", "eagle3") if name in engines}
     configs = {name: _head_config(name, trio, config, progress) for name in heads}
     notes = {
-        name: require_partner(name, heads[name], configs[name], trio.target, config)
+        name: require_partner(name, heads[name], configs[name], reference, config)
         for name in heads
         if config and "hidden_size" in configs[name]
     }
@@ -98,7 +98,7 @@ def load_models(
         require_one_gpu(devices)
     check_room(parts, devices, preset=trio.preset, progress=progress)
 
-    folder = weights.resolve(trio.target, kind="target", progress=progress)
+    folder = weights.resolve(reference, kind="target", progress=progress)
     folders = {
         name: weights.resolve(reference, kind="head", progress=progress)
         for name, reference in heads.items()
@@ -109,7 +109,7 @@ def load_models(
     with memory_told(f"loading the target {trio.target}", devices[0]):
         tokenizer, loaded = _load_target(
             folder,
-            trio.target,
+            reference,
             progress,
             dtype=dtype,
             device=device,
@@ -124,9 +124,9 @@ def load_models(
         with memory_told(f"loading the {WORDS[name]} {heads[name]}", loaded.head_device):
             head = _load_head(name, folders[name], heads[name], loaded, options, progress)
         facts[name], facts[f"{name}_notes"] = heads[name], list(head.notes)
-        if notes.get(name):
-            facts[f"{name}_notes"].append(notes[name])
-            progress(notes[name])
+        if doubt := notes.get(name):
+            facts[f"{name}_notes"].append(doubt)
+            progress(doubt)
         if name == "eagle3":
             drafters[name] = Eagle3Drafter(head, loaded.embed)
             continue
@@ -156,6 +156,12 @@ def load_models(
     for line in facts["notices"]:
         progress(line)
     return loaded, tokenizer, drafters, facts
+
+
+def _target_of(trio: Trio) -> str:
+    if trio.target is None:
+        raise ArenaError("no target: give --preset or --base-model-name-or-path")
+    return trio.target
 
 
 def _completed(
@@ -219,7 +225,7 @@ def _parts(
     itemsize: int,
     small: bool,
 ) -> list[Part]:
-    parts = [part_of("target", trio.target, itemsize=itemsize, config=config)]
+    parts = [part_of("target", _target_of(trio), itemsize=itemsize, config=config)]
     parts += [
         part_of(name, getattr(trio, name), itemsize=itemsize, config=head)
         for name, head in configs.items()

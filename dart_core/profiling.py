@@ -30,12 +30,12 @@ def profile_record(run: Mapping, plain: Mapping) -> dict[str, Any]:
     stages = share = None
     if own:
         stages = {stage: run["stage_seconds"][stage] / run["verify_steps"] for stage in STAGES}
-    if own and other:
-        share = {
-            "plain_step": other / own,
-            "wider_verify": (stages["verify"] - other) / own,
-            **{stage: stages[stage] / own for stage in STAGES if stage != "verify"},
-        }
+        if other:
+            share = {
+                "plain_step": other / own,
+                "wider_verify": (stages["verify"] - other) / own,
+                **{stage: stages[stage] / own for stage in STAGES if stage != "verify"},
+            }
     return {
         "step_seconds": own,
         "stage_seconds_per_step": stages,
@@ -147,8 +147,8 @@ def profile_table(record: Mapping[str, Any]) -> str:
         rows.append(
             [
                 name,
-                *("–" if stages[stage] is None else _ms(stages[stage]) for stage in STAGES),
-                "–" if found["step_seconds"] is None else _ms(found["step_seconds"]),
+                *(_ms(stages[stage]) for stage in STAGES),
+                _ms(found["step_seconds"]),
                 number(found["speedup"]["value"]) if ideal else "–",
                 number(found["ideal_speedup"]) if ideal else "–",
                 _percent(found["share_of_ideal"]) if ideal else "–",
@@ -162,8 +162,8 @@ def _step_seconds(run: Mapping) -> float | None:
     return run["decode_seconds"] / run["verify_steps"] if run["verify_steps"] else None
 
 
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.2f}"
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds:.2f}"
 
 
 def _percent(share: float) -> str:

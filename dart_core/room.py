@@ -148,7 +148,7 @@ def check_room(
     """
     disks = _disks(parts)
     free = [_free(device) for device in devices]
-    known = None if None in free else sum(free)
+    known = None if None in free else sum(bytes_ for bytes_ in free if bytes_ is not None)
     if any(part.download for part in parts):
         for line in _table(parts, disks, devices, known):
             progress(line)
@@ -276,12 +276,12 @@ def _dtype(config: Mapping[str, Any]) -> Any:
     return config.get("dtype") or config.get("torch_dtype")
 
 
-def _conversion(reference: str, filename: str, size: int, vocabulary: int | None) -> int:
+def _conversion(reference: str, filename: str | None, size: int, vocabulary: int | None) -> int:
     """Bytes that converting a .trie will take; 0 where it is done or begun, or not needed."""
     path = local_path(reference)
     if path is None or not path.is_file():
-        path = weights.already_here(reference, filename)
-    if not (path.name if path is not None else filename).endswith(".trie"):
+        path = weights.already_here(reference, filename) if filename else None
+    if not (path.name if path is not None else filename or reference).endswith(".trie"):
         return 0
     order, nodes = ASSUMED_ORDER, size // NODE_BYTES
     if path is not None:

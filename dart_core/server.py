@@ -44,7 +44,7 @@ from dart_core.errors import ArenaError
 from dart_core.gate import QUEUE, SHARE, Check, Gate, Limits, bearer, called, own_site, visitor
 from dart_core.metrics import summarize
 from dart_core.report import figures
-from dart_core.step import Step
+from dart_core.step import Step, finish_of
 from dart_core.text import TextStream
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,8 @@ class Device:
     def leave(self, run: Run) -> None:
         """Nobody wants the rest: end the run after its present step, or take it from the queue."""
         run.stop.set()
-        run.future.cancel()
+        if run.future is not None:
+            run.future.cancel()
 
     def close(self) -> None:
         """End every run after its present step, and take no more."""
@@ -267,7 +268,7 @@ class _Answer:
 
     @property
     def reason(self) -> str:
-        return self.steps[-1].finish_reason
+        return finish_of(self.steps)
 
     def closing(self) -> dict[str, Any]:
         metrics = summarize(self.steps)

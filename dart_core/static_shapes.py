@@ -262,7 +262,7 @@ class VerifyPass:
         news = output.logits, output.hidden
         results = cache.outputs.setdefault((self._rows, self._taps), news)
         for result, new in zip(results, news, strict=True):
-            if result is not None and result is not new:
+            if result is not None and new is not None and result is not new:
                 result.copy_(new)
 
     def _mask(self) -> Tensor:

@@ -4,6 +4,7 @@ recordings knows steps too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dart_core.tree import Candidates, DraftTree
@@ -67,3 +68,13 @@ class Step:
     finish_reason: str | None
     seed: int | None
     choice: SizeChoice | None = None
+
+
+def finish_of(steps: Sequence[Step]) -> str:
+    """Why a run ended, "stop" or "length", as its last step says. Raises ValueError for one that
+    has not.
+    """
+    reason = steps[-1].finish_reason if steps else None
+    if reason is None:
+        raise ValueError("this run has not ended: no step of it has a finish reason")
+    return reason

@@ -157,12 +157,13 @@ class Target:
         self._groups = config.num_attention_heads // config.num_key_value_heads
         self._lock = threading.Lock()
         self._static: StaticVerify | None = None
-        self._tapped: dict[int, torch.Tensor] | None = None
+        self._taps: frozenset[int] = frozenset()  # of the pass under way
+        self._tapped: dict[int, torch.Tensor] = {}
         self._hooked: set[int] = set()  # a hook costs each pass a little, so only where one taps
 
     def _tap(self, index: int) -> Callable[..., None]:
         def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            if self._tapped is not None and index in self._tapped:
+            if index in self._taps:
                 self._tapped[index] = args[0]
 
         return hook
@@ -339,7 +340,7 @@ class Target:
             for index in set(taps) - self._hooked:
                 self.layers[index].register_forward_pre_hook(self._tap(index))
                 self._hooked.add(index)
-            self._tapped = dict.fromkeys(taps) if taps else None
+            self._taps = frozenset(taps)
             try:
                 output = self.model(
                     input_ids=tokens[None],
@@ -354,7 +355,7 @@ class Target:
                     states = [self._tapped[i][0].to(self.head_device) for i in taps]
                     hidden = torch.cat(states, dim=-1)
             finally:
-                self._tapped = None
+                self._taps, self._tapped = frozenset(), {}
         return TargetOutput(output.logits[0], hidden)
 
     def step_cores(self, cache: KVCache) -> AbstractContextManager[None]:
@@ -397,5 +398,6 @@ class Target:
                 mask = torch.arange(start + len(tokens))[None] <= positions[:, None]
             output = self.forward(tokens, positions, cache, mask=mask, taps=taps, logits="last")
             cache.keep(range(len(tokens)))
-            hidden.append(output.hidden)
+            if output.hidden is not None:
+                hidden.append(output.hidden)
         return TargetOutput(output.logits, torch.cat(hidden) if taps else None)

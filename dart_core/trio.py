@@ -59,8 +59,8 @@ def choose_trio(
     Raises ArenaError for parts that do not belong together, and for an unknown preset or source.
     """
     base = get_preset(preset) if isinstance(preset, str) else preset
-    given = {"target": target, "dart": dart, "eagle3": eagle3, "ngram": ngram}
-    given = {role: str(value) for role, value in given.items() if value is not None}
+    named = {"target": target, "dart": dart, "eagle3": eagle3, "ngram": ngram}
+    given = {role: str(value) for role, value in named.items() if value is not None}
     chosen = _named(given) or base
     if chosen is None and "target" not in given and "ngram" in given and _owners(given, "ngram"):
         chosen = get_preset(DEFAULT_PRESET)
@@ -106,13 +106,14 @@ def require_partner(
             f"{'; '.join(wrong)}): {_remedy(role, own)}"
         )
     width = head.get("intermediate_size")
-    if own is None or width is None or width == own.sizes.intermediate_size:
+    sizes = own.sizes if own else None
+    if sizes is None or width is None or width == sizes.intermediate_size:
         return None
     alike = [
         preset
         for preset in PRESETS.values()
         if preset.sizes
-        and preset.sizes.hidden_size == own.sizes.hidden_size
+        and preset.sizes.hidden_size == sizes.hidden_size
         and preset.sizes.intermediate_size == width
     ]
     if not alike:
@@ -145,7 +146,9 @@ def _named(given: Mapping[str, str]) -> Preset | None:
             found[role] = owners[0]
         else:
             _require_role(role, given[role])
-    anchor = next(iter(found), None)
+    if not found:
+        return None
+    anchor = next(iter(found))
     for role, preset in found.items():
         right = found[anchor]
         if preset is not right:
@@ -154,7 +157,7 @@ def _named(given: Mapping[str, str]) -> Preset | None:
                 f"{WORDS[anchor]} {given[anchor]!r}: give {FLAGS[role]} {getattr(right, role)}, or "
                 f"{FLAGS[anchor]} {getattr(preset, anchor)}"
             )
-    return found[anchor] if anchor else None
+    return found[anchor]
 
 
 def _owners(given: Mapping[str, str], role: str) -> list[Preset]:
@@ -201,6 +204,8 @@ def _spelled(reference: str, chosen: Preset | None, role: str, source: str) -> s
     if local_path(reference) or not _is(reference, chosen, role):
         return reference
     remote = parse_remote(reference)
+    if remote is None:
+        return reference
     at = remote.source if ":" in reference else source
     spelling = chosen.modelscope_dart if at == MODELSCOPE else chosen.dart
     prefix = f"{remote.source}:" if ":" in reference else ""

@@ -90,7 +90,7 @@ def resolve(
     if local is None:
         remote = remote_of(reference, kind, revision)
         local = client(remote).fetch(remote, kind, wanted_files(kind, filename), progress)
-    return _checked(local, reference, kind, filename)
+    return _checked(local, reference, kind, filename or "")
 
 
 def wanted_files(kind: Kind, filename: str | None = None) -> list[str]:
@@ -151,10 +151,11 @@ def client(remote: Remote) -> ModuleType:
     return hub
 
 
-def _checked(folder: Path, reference: str, kind: Kind, filename: str | None) -> Path:
+def _checked(folder: Path, reference: str, kind: Kind, filename: str) -> Path:
+    """What ``resolve`` returns. filename: of an n-gram, else not looked at."""
     if not folder.is_dir():
         raise ArenaError(f"{kind} {reference!r} is a file; expected a folder")
-    own: dict[str, list[tuple[str | None, ...]]] = {
+    own: dict[str, list[tuple[str, ...]]] = {
         "ngram": [(filename,)],
         "tokenizer": [_TOKENIZER_FILES],
         "config": [("config.json",)],

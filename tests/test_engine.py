@@ -19,6 +19,7 @@ from dart_core.engine import ENGINES, Engine, Generation, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.ngram import import_trie
 from dart_core.sampling import GREEDY_TEMPERATURE, SamplingParams
+from dart_core.step import finish_of
 
 GOLDEN = Path(__file__).parent / "golden"
 DART = GOLDEN / "dart" / "checkpoint"
@@ -324,6 +325,14 @@ def test_one_failing_run_leaves_the_other_alone(dart_engine, prompts):
         dart_engine.generate([9999], "ar", settings())
     rest = [token for step in steps for token in step.tokens]
     assert rest == dart_engine.generate(prompts[0], "ar", settings()).output_ids[1:]
+
+
+def test_only_a_run_that_has_ended_says_why(dart_engine, prompts):
+    steps = dart_engine.generate(prompts[0], "ar", settings()).steps
+    assert finish_of(steps) == "length"
+    for unended in (steps[:-1], []):
+        with pytest.raises(ValueError, match="has not ended"):
+            finish_of(unended)
 
 
 def test_errors_come_before_the_first_step(dart_engine):

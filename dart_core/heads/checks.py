@@ -71,7 +71,8 @@ def require_kind(raw: dict[str, Any], tensors: dict[str, Tensor], kind: str) -> 
 def refuse_unsupported(raw: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Variants that would load and then draft nonsense are refused by name."""
     raw = flatten(raw)
-    eagle = raw.get("eagle_config") if isinstance(raw.get("eagle_config"), dict) else {}
+    nested = raw.get("eagle_config")
+    eagle = nested if isinstance(nested, dict) else {}
 
     def setting(key: str) -> Any:
         return raw.get(key, eagle.get(key))

@@ -254,7 +254,8 @@ def read_aux_layers(
     because every published head taps the input of layer 2 first (1 is an output id, 2 an input id);
     else the place of the list (``eagle_config``: outputs).
     """
-    eagle = raw.get("eagle_config") if isinstance(raw.get("eagle_config"), dict) else {}
+    nested = raw.get("eagle_config")
+    eagle = nested if isinstance(nested, dict) else {}
     for place, section in (("eagle_config", eagle), ("config", raw)):
         for key in AUX_LAYER_KEYS:
             layers = section.get(key)

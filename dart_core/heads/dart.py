@@ -11,6 +11,13 @@ from dart_core.heads.layers import DraftHead, HeadCache, visible_before
 class DartHead(DraftHead):
     """Keys: fc, midlayer.* with mask_rep, norm, lm_head, d2t, t2d; embeds with the target."""
 
+    @property
+    def draft_length(self) -> int:
+        """Mask slots D."""
+        if self.config.draft_length is None:
+            raise ValueError("this config is an EAGLE3 head's: it has no draft_length")
+        return self.config.draft_length
+
     def forward(
         self, hidden: Tensor, embeddings: Tensor, cache: HeadCache, slots: int | None = None
     ) -> Tensor:
@@ -24,7 +31,7 @@ class DartHead(DraftHead):
         the rows they give are the same.
         """
         layer = self.midlayer
-        slots = self.config.draft_length if slots is None else slots
+        slots = self.draft_length if slots is None else slots
         fused = self.fc(hidden)
         masks = layer.mask_rep.expand(slots, -1)  # used raw: neither half is normed
         inputs = torch.cat((layer.doubled(embeddings, fused), masks))
@@ -56,7 +63,7 @@ class DartHead(DraftHead):
         places, positions: int64 [S], cache rows and RoPE positions of the rows. last: int64 [1],
         the last real row. end: int64 [1], the committed length after them. window: cache rows read.
         """
-        slots, layer = self.config.draft_length, self.midlayer
+        slots, layer = self.draft_length, self.midlayer
         fused = self.fc(hidden)
         masks = layer.mask_rep.expand(slots, -1)
         inputs = torch.cat((layer.doubled(embeddings, fused), masks))

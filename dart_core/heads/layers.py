@@ -42,7 +42,7 @@ def _scaled_frequencies(config: HeadConfig) -> tuple[Tensor, float]:
             num_attention_heads=config.num_attention_heads,
             head_dim=config.head_dim,
             max_position_embeddings=config.max_position_embeddings,
-            rope_parameters={"rope_theta": config.rope_theta, **config.rope_scaling},
+            rope_parameters={"rope_theta": config.rope_theta, **(config.rope_scaling or {})},
         )
     )
     return rotary.inv_freq, rotary.attention_scaling
@@ -250,6 +250,8 @@ class DraftHead(nn.Module):
         """Make draft id i stand for ``target_ids[i]`` (ascending, distinct, one per row of
         ``lm_head``).
         """
+        if self.d2t is None or self.t2d is None:
+            raise ValueError("this head drafts the whole vocabulary")
         target_ids = target_ids.to(self.d2t.device, torch.int64)
         self.d2t.copy_(target_ids - torch.arange(len(target_ids), device=target_ids.device))
         self.t2d.zero_()[target_ids] = True

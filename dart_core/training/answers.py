@@ -225,7 +225,7 @@ def is_finished(output: str | Path, settings: AnswerSettings) -> int | None:
 
 def _questions(
     paths: Sequence[str | Path], templates: Templates | None, settings: AnswerSettings
-) -> Iterator[list[str | None]]:
+) -> Iterator[Sequence[str | None]]:
     """Batches of first user turns; None where the target is to ask."""
     if paths:
         texts = [user_texts(record)[0] for record in read_records(paths) if user_texts(record)]
@@ -235,7 +235,9 @@ def _questions(
     count = round(settings.batch * settings.template_share) if templates else 0
     for number in itertools.count():
         generator = random.Random(f"{settings.seed} {number}")
-        firsts = [templates.draw(generator) for _ in range(count)]
+        firsts: list[str | None] = []
+        if templates:
+            firsts += [templates.draw(generator) for _ in range(count)]
         firsts += [None] * (settings.batch - count)
         generator.shuffle(firsts)  # the first ones are answered greedily
         yield firsts
@@ -257,7 +259,7 @@ class _Writer:
         self.render = encoder.render
         self.end = tokenizer.convert_tokens_to_ids(encoder.answer_end)
 
-    def batch(self, firsts: list[str | None], number: int) -> list[dict]:
+    def batch(self, firsts: Sequence[str | None], number: int) -> list[dict]:
         settings = self.settings
         self.seed = settings.seed * 1_000_003 + number * 64
         greedy = round(len(firsts) * settings.greedy_share)
@@ -266,7 +268,7 @@ class _Writer:
         complete = [True] * len(firsts)
         for turn in range(settings.turns):
             going = [i for i in range(len(chats)) if complete[i] and (turn == 0 or chats[i])]
-            known = firsts if turn == 0 else [None] * len(firsts)
+            known: Sequence[str | None] = firsts if turn == 0 else [None] * len(firsts)
             asked = self._ask([chats[i] for i in going], [known[i] for i in going])
             going = [i for i, text in zip(going, asked, strict=True) if text]
             for i, text in zip(going, filter(None, asked), strict=True):
@@ -274,11 +276,11 @@ class _Writer:
             prompts = [self.render(chats[i], add_generation_prompt=True) for i in going]
             heats = [temperatures[i] for i in going]
             answers = self._continue(prompts, heats, settings.max_new_tokens, at_least=FIRST)
-            for i, (text, done) in zip(going, answers, strict=True):
-                if text is None:  # no room for an answer: leave the question out too
+            for i, (answer, done) in zip(going, answers, strict=True):
+                if answer is None:  # no room for an answer: leave the question out too
                     chats[i].pop()
                 else:
-                    chats[i].append({"role": "assistant", "content": text})
+                    chats[i].append({"role": "assistant", "content": answer})
                     complete[i] = done
         return [
             {"messages": chat, "temperature": heat, "complete": done}

@@ -43,7 +43,7 @@ def dart_forward(
     small table. It enters the attention as D extra keys: a query names its row in D extra
     dimensions, and the keys hold the table's columns there.
     """
-    layer, attention, slots = head.midlayer, head.midlayer.self_attn, head.config.draft_length
+    layer, attention, slots = head.midlayer, head.midlayer.self_attn, head.draft_length
     heads, kv_heads = head.config.num_attention_heads, head.config.num_key_value_heads
     batch, length, _ = hidden.shape
     device = hidden.device

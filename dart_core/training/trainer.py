@@ -102,10 +102,10 @@ def train(
             progress.tokens += round(tokens)
             progress.anchors += anchors.numel() * ranks
             recent.add(loss, by_row, norm, anchors.numel() * ranks)
-            if main and progress.step % settings.log_every == 0:
+            if watch is not None and progress.step % settings.log_every == 0:
                 watch.record(recent)
                 recent = Recent(objective.rows)
-            if main:
+            if watch is not None:
                 watch.step()
             late = progress.seconds - saved > settings.save_seconds
             if progress.step % settings.save_every == 0 or late:
@@ -119,7 +119,7 @@ def train(
     if stop.agreed:
         log(f"stopped at step {progress.step}; the same command goes on from there")
         raise stop.heard
-    if main:
+    if watch is not None:
         watch.end()
     return progress
 
