@@ -139,6 +139,6 @@ for target in "${targets[@]}"; do
   figures=$("$run" "$target") || failed=1
   read -r _ tried _ accepted _ refused _ crashes <<<"$figures"
   [[ ${crashes:-} == 0 ]] || failed=1
-  printf '%-12s %10s %10s %10s %8s\n' "$target" "$tried" "$accepted" "$refused" "$crashes"
+  printf '%-12s %10s %10s %10s %8s\n' "$target" "${tried:--}" "${accepted:--}" "${refused:--}" "${crashes:--}"
 done
 exit "$failed"

@@ -43,6 +43,7 @@ class Tab:
         self.context = browser.new_context(
             **{"viewport": {"width": 1440, "height": 900}, **context}
         )
+        self.context.set_default_timeout(WAIT)  # clicks too
         self.page = self.context.new_page()
         self.troubles: list[str] = []
         self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
