@@ -123,7 +123,9 @@ class _Scan:
 class Batch:
     """One process's share of a batch: which lines are still to do, and where answers go.
 
-    Raises ArenaError where another process has this share, or the output is not of this input.
+    settings: what the answers' texts depend on, by name, as JSON knows it; every answer holds them.
+    Raises ArenaError where another process has this share, the output is not of this input, or it
+    was begun with other settings. Lines that failed may be tried again with others.
     """
 
     def __init__(
@@ -134,7 +136,9 @@ class Batch:
         *,
         limit: int | None = None,
         retry_errors: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ):
+        self.settings = dict(settings or {})
         self.source, self.output, self.share = source, output, share
         self._given = {line.number: line for line in read_lines(source)}
         self.lines = list(self._given.values())[:limit]
@@ -157,6 +161,8 @@ class Batch:
         """Append a record; it is the system's, whole, before this returns. Raises ArenaError where
         the disk takes no more.
         """
+        if self.settings and "error" not in record:
+            record = {**record, "settings": self.settings}
         text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         # A JSON escape may hold half a character: it is escaped again.
         rest = memoryview(text.encode(errors="backslashreplace"))
@@ -212,6 +218,7 @@ class Batch:
             with suppress(FileNotFoundError):
                 for record, start, length in read_records(path):
                     self._check(record)
+                    self._check_settings(record.get("settings"))
                     number = record["line"]
                     scan.ordered &= path == self.output and number > last
                     last = number
@@ -235,6 +242,21 @@ class Batch:
             f"{self.output} has an answer to line {record['line']} of another input than "
             f"{self.source}: give another output, or remove it"
         )
+
+    def _check_settings(self, begun: Any) -> None:
+        """Raises ArenaError where a record's settings are not this batch's."""
+        if not isinstance(begun, dict):  # older versions did not write them
+            return
+        others = [name for name, value in self.settings.items() if begun.get(name, value) != value]
+        if others:
+            was, now = (
+                ", ".join(f"{name.replace('_', ' ')} {settings[name]!r}" for name in others)
+                for settings in (begun, self.settings)
+            )
+            raise ArenaError(
+                f"{self.output} was begun with {was}; this command says {now}: give the same, or "
+                "another output"
+            )
 
 
 def require_input(path: Path) -> None:

@@ -12,15 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dart_core.batch import Batch, Share, require_input
-from dart_core.cli import ENGINES, add_model_arguments, add_run_arguments, at_least
+from dart_core.cli import (
+    DTYPES,
+    ENGINES,
+    add_model_arguments,
+    add_run_arguments,
+    at_least,
+    model_references,
+)
 from dart_core.cli_checks import check_models, note
 from dart_core.errors import ArenaError
 from dart_core.memory import is_out_of_memory
 from dart_core.progress import ProgressBar, duration
 from dart_core.report import check_destination
 from dart_core.text import raw_prompt_ids
+from dart_core.trio import choose_trio
 
 if TYPE_CHECKING:
+    from dart_core.engine import GenerationSettings
     from dart_core.step import Step
 
 logger = logging.getLogger(__name__)
@@ -36,9 +45,10 @@ def add_batch_parser(commands: Any) -> None:
         description="Answers every line of INPUT with a line of OUTPUT, in order. A line has "
         "prompt (a user message), messages or turns, and may have temperature, top_p, top_k, "
         "max_tokens, seed, stop and id, which win over the flags; an answer has line, prompt, "
-        "response and figures, or error. The same command again goes on where a run was cut off. "
-        "accelerate launch -m dart_core batch … spreads the lines over GPUs, and over hosts that "
-        "share the output's folder. Lines that fail do not end it: the summary counts them.",
+        "response, figures and settings, or error. The same command again goes on where a run was "
+        "cut off; other settings need another output. accelerate launch -m dart_core batch … "
+        "spreads the lines over GPUs, and over hosts that share the output's folder. "
+        "Lines that fail do not end it: the summary counts them.",
     )
     parser.set_defaults(run=run_batch)
     parser.add_argument("input", metavar="INPUT", type=Path, help="JSONL, one object a line")
@@ -68,9 +78,16 @@ def run_batch(args: Namespace) -> int:
     require_input(args.input)
     from dart_core.cli_run import prepare  # torch takes seconds
 
-    prepare(args)
+    settings = prepare(args)
     share = Share.of_environment()
-    batch = Batch(args.input, args.output, share, limit=args.limit, retry_errors=args.retry_errors)
+    batch = Batch(
+        args.input,
+        args.output,
+        share,
+        limit=args.limit,
+        retry_errors=args.retry_errors,
+        settings=_text_settings(args, settings),
+    )
     say = note if share.index == 0 else _silent
     if batch.done:
         say(f"{batch.done} lines are answered already; {len(batch.pending)} are left")
@@ -84,6 +101,30 @@ def run_batch(args: Namespace) -> int:
     if totals is not None:
         note(f"{args.output}: {totals}")
     return 0
+
+
+def _text_settings(args: Namespace, settings: GenerationSettings) -> dict[str, Any]:
+    """What the texts depend on. Not the engine nor how it drafts, which change no text; nor the
+    longest sequence: to lower it is the remedy for lines that the memory was too small for.
+    """
+    from dart_core.target import default_device, default_dtype, parse_device
+
+    device = default_device() if args.device == "auto" else parse_device(args.device)
+    return {
+        "target": choose_trio(args.preset, source=args.source, **model_references(args)).target,
+        "dtype": DTYPES[args.dtype] or str(default_dtype(device)).removeprefix("torch."),
+        "temperature": settings.sampling.temperature,
+        "top_k": settings.sampling.top_k,
+        "top_p": settings.sampling.top_p or 1.0,  # both are off
+        "seed": args.seed,
+        "max_new_tokens": settings.max_new_tokens,
+        "stop": list(settings.stop),
+        "eos_token_id": sorted(settings.eos_token_ids),
+        "ignore_eos": settings.ignore_eos,
+        "raw": args.raw,
+        "system_prompt": args.system_prompt,
+        "enable_thinking": args.enable_thinking,
+    }
 
 
 def _silent(line: str) -> None:

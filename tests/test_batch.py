@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_trio import make_trio, trio_flags
 
-from dart_core import batch, batch_answers, cli_batch
+from dart_core import batch, batch_answers, cli_batch, cli_run
 from dart_core.batch import Batch, Share, read_records
 from dart_core.batch_answers import line_settings
 from dart_core.cli import main
@@ -143,7 +143,9 @@ def test_bad_lines_do_not_stop_the_rest(flags, tmp_path, capsys):
     assert f"{len(bad) + 2} lines: 1 answered, {len(bad) + 1} failed; 16 new tokens" in summary
 
 
-def test_what_is_there_is_neither_lost_nor_repeated(flags, source, tmp_path, expected, capsys):
+def test_what_is_there_is_neither_lost_nor_repeated(
+    flags, source, tmp_path, expected, capsys, monkeypatch
+):
     """Cut anywhere, also within a line; and once it is whole, nothing is loaded any more."""
     output = tmp_path / "out.jsonl"
     run(source, output, flags)
@@ -158,7 +160,8 @@ def test_what_is_there_is_neither_lost_nor_repeated(flags, source, tmp_path, exp
             == (whole[: whole[:cut].rfind(b"\n") + 1])
         )
     capsys.readouterr()
-    assert run(source, output, ["--base-model-name-or-path", "/no/model"]) == 0
+    monkeypatch.setattr(cli_run, "load", None)
+    assert run(source, output, flags) == 0
     error = capsys.readouterr().err
     assert "6 lines are answered already; 0 are left" in error
     assert "6 lines: 5 answered, 1 failed" in error
@@ -256,6 +259,47 @@ def test_texts_as_they_stand_and_system_prompts(flags, tmp_path):
     assert "a conversation needs the chat template" in turns["error"]
     assert run(source, tmp_path / "system.jsonl", flags, "--system-prompt", "Be brief.") == 0
     assert records(tmp_path / "system.jsonl")[0]["prompt_tokens"] > plain["prompt_tokens"] + 9
+
+
+def test_an_output_is_of_one_set_of_settings(flags, source, tmp_path, capsys, monkeypatch):
+    """But for what no text depends on."""
+    output = tmp_path / "out.jsonl"
+    assert run(source, output, flags, "--limit=2", "--top-p=1") == 0
+    before = output.read_bytes()
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(cli_run, "load", None)  # found before anything is loaded
+        for more, was, now in (
+            (["--temperature=1", "--max-new-tokens=8"],
+             "temperature 0.0, max new tokens 16", "temperature 1.0, max new tokens 8"),
+            (["--seed=4"], "seed 3", "seed 4"),
+            (["--base-model-name-or-path=/no"], "target ", "target '/no'"),
+            (["--dtype=bfloat16"], "dtype 'float32'", "dtype 'bfloat16'"),
+            (["--stop=x"], "stop []", "stop ['x']"),
+            (["--system-prompt=Be brief."], "system prompt None", "system prompt 'Be brief.'"),
+            (["--enable-thinking"], "enable thinking False", "enable thinking True"),
+        ):  # fmt: skip
+            assert run(source, output, flags, *more) == 1
+            error = capsys.readouterr().err
+            assert f"{output} was begun with {was}" in error
+            assert f"; this command says {now}: give the same, or another output\n" in error
+    assert output.read_bytes() == before
+    assert run(source, output, flags, "--engine=ar", "--max-length=1024", "--tree-budget=9") == 0
+    assert [record.get("engine") for record in records(output)][:3] == ["dart", "dart", "ar"]
+
+
+def test_answers_of_a_version_that_wrote_no_settings_are_continued(source, tmp_path):
+    output = written(tmp_path / "out.jsonl", [{"line": 1, "id": "a", "prompt": "Hello", "new": 1}])
+    kept = Batch(source, output, settings={"temperature": 1.0})
+    assert kept.done == 1
+    kept.write({"line": 2, "error": "no memory"})
+    kept.write({"line": 3, "response": "yes"})
+    kept._file.close()
+    assert "settings" not in records(output)[1]
+    with pytest.raises(ArenaError, match=r"begun with temperature 1\.0; this command says temper"):
+        Batch(source, output, settings={"temperature": 0.5})
+    written(output, [records(output)[1]])
+    assert Batch(source, output, retry_errors=True, settings={"temperature": 0.5}).done == 0
 
 
 # Several processes --------------------------------------------------------------------------------
