@@ -96,6 +96,13 @@ def choose(possible: Mapping[str, Contestant], names: Sequence[str] | None) -> l
     """
     for name in names or ():
         if name not in possible:
+            engine, _, budget = name.rpartition("-")
+            own = possible.get(engine)
+            if own is not None and budget == str(own.draft.tree_budget):
+                raise ArenaError(
+                    f"--contestants {name}: {engine} itself has tree budget {budget}, that of "
+                    f"--tree-budget: name {engine}"
+                )
             raise ArenaError(
                 f"--contestants {name}: there is no such contestant here; there are "
                 f"{', '.join(possible)}; a tree budget N of --tree-budgets adds dart-N and eagle3-N"

@@ -18,7 +18,8 @@ import numpy as np
 from dart_core.acceptance import Acceptance
 from dart_core.drafters import Drafter, DraftSettings, Proposal
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
-from dart_core.step import SizeChoice
+from dart_core.errors import check_kind
+from dart_core.step import SizeChoice, Step
 from dart_core.tree import DraftTree
 from dart_core.verify_cost import VerifyCost
 
@@ -223,10 +224,12 @@ def best_first(tree: DraftTree, chances: np.ndarray) -> np.ndarray:
     return np.argsort(-scores, kind="stable")
 
 
-def recorded_sizes(steps: Sequence) -> tuple[tuple[int, int], ...]:
+def recorded_sizes(steps: Sequence[Step]) -> tuple[tuple[int, int], ...]:
     """Of each verify step of a run: drafts asked for and drafts verified. ``DraftSettings.sizes``
-    repeats them.
+    repeats them. Raises ArenaError for what are no steps.
     """
+    for step in steps:
+        check_kind(step, Step, "a step of the run")
     return tuple(
         (step.choice.asked if step.choice else step.drafted, step.drafted)
         for step in steps

@@ -12,21 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dart_core.batch import Batch, Share, require_input
-from dart_core.cli import (
-    DTYPES,
-    ENGINES,
-    add_model_arguments,
-    add_run_arguments,
-    at_least,
-    model_references,
-)
+from dart_core.cli import DTYPES, ENGINES, add_model_arguments, add_run_arguments, at_least
 from dart_core.cli_checks import check_models, note
 from dart_core.errors import ArenaError
 from dart_core.memory import is_out_of_memory
 from dart_core.progress import ProgressBar, duration
 from dart_core.report import check_destination
 from dart_core.text import raw_prompt_ids
-from dart_core.trio import choose_trio
 
 if TYPE_CHECKING:
     from dart_core.engine import GenerationSettings
@@ -73,7 +65,7 @@ def run_batch(args: Namespace) -> int:
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1})
     if str(args.output) == "-":
         raise ArenaError("OUTPUT -: batch writes a file, so that it can go on after a crash")
-    check_models(args)
+    trio = check_models(args)
     check_destination(str(args.output), "OUTPUT")
     require_input(args.input)
     from dart_core.cli_run import prepare  # torch takes seconds
@@ -86,7 +78,7 @@ def run_batch(args: Namespace) -> int:
         share,
         limit=args.limit,
         retry_errors=args.retry_errors,
-        settings=_text_settings(args, settings),
+        settings=_text_settings(args, settings, trio.target),
     )
     say = note if share.index == 0 else _silent
     if batch.done:
@@ -103,7 +95,9 @@ def run_batch(args: Namespace) -> int:
     return 0
 
 
-def _text_settings(args: Namespace, settings: GenerationSettings) -> dict[str, Any]:
+def _text_settings(
+    args: Namespace, settings: GenerationSettings, target: str | None
+) -> dict[str, Any]:
     """What the texts depend on. Not the engine nor how it drafts, which change no text; nor the
     longest sequence: to lower it is the remedy for lines that the memory was too small for.
     """
@@ -111,7 +105,7 @@ def _text_settings(args: Namespace, settings: GenerationSettings) -> dict[str, A
 
     device = default_device() if args.device == "auto" else parse_device(args.device)
     return {
-        "target": choose_trio(args.preset, source=args.source, **model_references(args)).target,
+        "target": target,
         "dtype": DTYPES[args.dtype] or str(default_dtype(device)).removeprefix("torch."),
         "temperature": settings.sampling.temperature,
         "top_k": settings.sampling.top_k,

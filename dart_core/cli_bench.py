@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dart_core.cli import add_model_arguments, add_run_arguments, engine_list
+from dart_core.cli import AUTO, add_model_arguments, add_run_arguments, engine_list
 from dart_core.errors import ArenaError
 from dart_core.prompts import Prompt, read_prompt_file
 
@@ -78,7 +78,7 @@ def add_bench_parser(commands: Any) -> None:
     )
     group.add_argument(
         "--tree-budget",
-        type=int,
+        type=_budget,
         metavar="N",
         help="of the timed runs and of the engines' τ (default: the largest of --tree-budgets; "
         f"speed: {SPEED_TREE_BUDGET})",
@@ -172,9 +172,18 @@ def _names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _budget(text: str) -> int:
+    if text.strip() == AUTO:
+        raise argparse.ArgumentTypeError(
+            "auto: a budget that is chosen is a contestant of its own: --suite speed --contestants "
+            "dart-auto,eagle3-auto"
+        )
+    return int(text)
+
+
 def _budgets(text: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({_budget(part) for part in text.split(",")}))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: expected numbers like 16,60") from None
 

@@ -12,7 +12,7 @@ from dart_core.errors import ArenaError
 from dart_core.prompts import Prompt, read_prompt_file
 from dart_core.report import check_destination
 from dart_core.templates import TEMPLATE_REGISTRY
-from dart_core.trio import choose_trio
+from dart_core.trio import Trio, choose_trio
 
 
 def note(line: str) -> None:
@@ -24,24 +24,33 @@ def check_flags(args: Namespace) -> list[Prompt]:
     """The prompts of generate, compare or check. Raises ArenaError for flags that cannot be."""
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1})
     check_destination(args.json, apart_from={"the file of --prompt-file": args.prompt_file})
-    check_models(args)
+    trio = check_models(args)
+    if args.command == "check":
+        if args.engines == ["ar"]:
+            raise ArenaError(
+                "--engines ar: that is plain decoding, which check holds the others against: name "
+                "dart or eagle3, or leave it out"
+            )
+        if trio.dart is None and trio.eagle3 is None:
+            raise ArenaError("nothing to check against plain decoding: give a head or a preset")
     return _prompts(args)
 
 
-def check_models(args: Namespace) -> None:
-    """Raises ArenaError for models, presets and templates that do not exist, and for flags that
-    exclude each other.
+def check_models(args: Namespace) -> Trio:
+    """What the flags ask for. Raises ArenaError for models, presets and templates that do not
+    exist, and for flags that exclude each other.
     """
     given = model_references(args)
     if args.preset is None and not given:
         raise ArenaError("no models: give --preset, demo say, or --base-model-name-or-path")
-    choose_trio(args.preset, source=args.source, **given)
+    trio = choose_trio(args.preset, source=args.source, **given)
     if args.template_name != "auto":
         TEMPLATE_REGISTRY.get(args.template_name)
     if args.device != "auto" and args.device_map is not None:
         raise ArenaError(
             f"--device {args.device} and --device-map {args.device_map}: give one of them"
         )
+    return trio
 
 
 def _prompts(args: Namespace) -> list[Prompt]:

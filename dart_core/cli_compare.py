@@ -15,7 +15,6 @@ from dart_core.check import OWN_ROWS, Verdict, Verdicts, own_flip
 from dart_core.cli_checks import note
 from dart_core.cli_run import load, prepare, run_one, run_prompts
 from dart_core.engine import Engine, GenerationSettings
-from dart_core.errors import ArenaError
 from dart_core.metrics import Tally, speedup
 from dart_core.prompts import Prompt
 from dart_core.report import STAGES, number, provenance, run_record, table, write_json
@@ -84,8 +83,6 @@ def run_compare(args: Namespace, prompts: list[Prompt]) -> int:
 def run_check(args: Namespace, prompts: list[Prompt]) -> int:
     settings = prepare(args)
     engine, names = _load_several(args)
-    if names == ["ar"]:
-        raise ArenaError("nothing to check against plain decoding: give a head or a preset")
     say = note if args.json == "-" else print
     judged = {name: Verdicts() for name in names[1:]}
     results: list[dict[str, Any]] = []

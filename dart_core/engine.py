@@ -20,8 +20,8 @@ from dart_core.check import Verdict, compare
 from dart_core.drafters import Drafter, DraftSettings
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.drafters.dart import DartDrafter
-from dart_core.errors import ArenaError
-from dart_core.generate import generate, prompt_tensor, token_budget, token_set
+from dart_core.errors import ArenaError, check_kind
+from dart_core.generate import check_limits, generate, prompt_tensor, token_budget, token_set
 from dart_core.loading import load_models
 from dart_core.memory import SHORTER, memory_told
 from dart_core.metrics import summarize
@@ -47,7 +47,8 @@ class GenerationSettings:
 
     max_new_tokens: new tokens at most. max_length: committed tokens at most, prompt included. stop:
     stop strings. eos_token_ids: more ids that end generation, besides the model's own; ignore_eos:
-    the model's own do not end it. Lists of either are taken too; ArenaError for what is neither.
+    the model's own do not end it. Lists of either are taken too. Raises ArenaError for what cannot
+    be.
     """
 
     max_new_tokens: int = 512
@@ -59,6 +60,10 @@ class GenerationSettings:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        check_limits(self.max_new_tokens, self.max_length)
+        check_kind(self.sampling, SamplingParams, "sampling")
+        check_kind(self.draft, DraftSettings, "draft")
+        check_kind(self.ignore_eos, bool, "ignore_eos")
         object.__setattr__(self, "stop", text.check_stops(self.stop))
         object.__setattr__(self, "eos_token_ids", token_set(self.eos_token_ids))
 
@@ -233,6 +238,7 @@ class Engine:
         Raises ArenaError at once for an unknown engine or n-gram, a prompt that does not fit, a
         cache that does not fit into memory or an end-of-sequence id outside the vocabulary.
         """
+        check_kind(settings, GenerationSettings, "settings")
         drafter = self.drafter(engine)
         if isinstance(drafter, DartDrafter):
             drafter.ngram(settings.draft.ngram)

@@ -17,6 +17,13 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: it ends a command as Ctrl-C does, so that what is done is kept."""
 
 
+def check_kind(value: object, kind: type, what: str) -> None:
+    """Raises ArenaError unless ``value`` is a ``kind``."""
+    if not isinstance(value, kind):
+        wanted = "True or False" if kind is bool else f"a {kind.__name__}"
+        raise ArenaError(f"{what} must be {wanted}; got {value!r:.60} ({type(value).__name__})")
+
+
 def check_number(value: object, what: str, *, whole: bool = False) -> None:
     """Raises ArenaError unless ``value`` is a number, a whole one (an int) if asked; numpy's count
     too.

@@ -24,18 +24,26 @@ from dart_core.tree import DraftTree
 from dart_core.verify_cost import measure_verify
 
 
+def check_limits(max_new_tokens: int, max_length: int) -> None:
+    """Raises ArenaError for limits under which no run can emit a token, whatever its prompt."""
+    for value, what, low in (
+        (max_new_tokens, "max new tokens", 1),
+        (max_length, "max length", 2),
+    ):
+        check_number(value, what, whole=True)
+        if value < low:
+            raise ArenaError(f"{what} {value} is below {low}; ask for at least one token")
+
+
 def token_budget(prompt_length: int, max_new_tokens: int, max_length: int) -> int:
     """New tokens a run may emit: ``max_length`` counts committed tokens, the prompt included, alike
     for every engine.
 
     Raises ArenaError where no token could be emitted, and for what is no whole number.
     """
-    check_number(max_new_tokens, "max new tokens", whole=True)
-    check_number(max_length, "max length", whole=True)
+    check_limits(max_new_tokens, max_length)
     if prompt_length == 0:
         raise ArenaError("the prompt is empty: give at least one token")
-    if max_new_tokens < 1:
-        raise ArenaError(f"max new tokens {max_new_tokens} is below 1; ask for at least one token")
     if prompt_length >= max_length:
         raise ArenaError(
             f"the prompt has {prompt_length} tokens and max length is {max_length}, prompt "

@@ -551,6 +551,8 @@ def test_a_prompt_that_does_not_fit_is_found_first(flags, sets, tmp_path, monkey
     [
         ("--contestants=dart,fast", "--contestants fast: there is no such contestant"),
         ("--contestants=dart-8", "--contestants dart-8: there is no such contestant"),
+        ("--contestants=dart-6", "dart itself has tree budget 6, that of --tree-budget: name dart"),
+        ("--contestants=eagle3-6", "eagle3 itself has tree budget 6"),
         ("--parts=prompts,colours", "--parts colours: expected some of startup,floors"),
         ("--repeats=0", "--repeats 0: expected 1 or more"),
         ("--threads=0", "--threads 0: expected 1 or more"),
@@ -576,6 +578,17 @@ def test_wrong_flags_are_one_line(flags, sets, tmp_path, monkeypatch, capsys, ex
     assert code == 1 and record == {}
     assert error.startswith("error: ") and error.count("\n") == 1
     assert said in error
+
+
+@pytest.mark.parametrize("flag", ["--tree-budget=auto", "--tree-budgets=8,auto"])
+def test_a_chosen_budget_is_a_contestant(flag, flags, capsys):
+    for suite in ("speed", "acceptance"):
+        assert main(["bench", f"--suite={suite}", *flags, flag]) == 2
+        error = capsys.readouterr().err
+        assert "--suite speed --contestants dart-auto,eagle3-auto" in error
+        assert error.count("\n") == 1
+    assert main(["bench", *flags, flag.replace("auto", "lots")]) == 2
+    assert "lots" in capsys.readouterr().err
 
 
 def test_flags_of_the_other_suite(flags, capsys):

@@ -391,16 +391,33 @@ def test_plain_decoding_chooses_nothing(parts):
 
 
 @pytest.mark.parametrize(
-    "sizes", [((8, 9),), ((61, 2),), ((3,),), ((4, -1),), ((2, 2), (1, 2))], ids=str
+    "sizes",
+    [((8, 9),), ((61, 2),), ((3,),), ((4, -1),), ((2, 2), (1, 2)), (4, 4), (("4", 4),)],
+    ids=str,
 )
 def test_sizes_that_cannot_be_are_refused(sizes):
     with pytest.raises(ArenaError, match=r"sizes\[\d\]"):
         DraftSettings(auto_budget=True, sizes=sizes)
 
 
-def test_sizes_without_auto_are_refused():
-    with pytest.raises(ArenaError, match="auto_budget"):
-        DraftSettings(sizes=((8, 8),))
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sizes": ((8, 8),)}, "give auto_budget=True with them"),
+        ({"sizes": 4, "auto_budget": True}, "sizes must be a Sequence; got 4"),
+        ({"tree_budget": "auto"}, "in Python that is auto_budget=True"),
+        ({"auto_budget": "yes"}, "auto_budget must be True or False; got 'yes'"),
+        ({"candidates": 1}, "candidates must be True or False; got 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(options, said):
+    with pytest.raises(ArenaError, match=said):
+        DraftSettings(**options)
+
+
+def test_only_steps_have_sizes():
+    with pytest.raises(ArenaError, match="a step of the run must be a Step; got 1"):
+        recorded_sizes([1])
 
 
 def test_what_was_chosen_is_told_with_its_reasons(parts):

@@ -15,7 +15,7 @@ import pytest
 from models import autoregressive, head_config, random_head, tiny_model
 from text_models import CHATML, byte_level
 
-from dart_core import cli_run
+from dart_core import cli_compare, cli_run
 from dart_core.cli import main
 from dart_core.engine import Engine
 from dart_core.errors import ArenaError
@@ -311,6 +311,16 @@ def test_check_counts_equal(arguments, prompt_file, capsys):
         "eagle3 4 equal, 0 tie, 0 DIFFERENT",
         "plain decoding against itself, 8 tokens a pass instead of one: another token in 0 of 4",
     ]
+
+
+def test_there_is_something_to_check_against_plain_decoding(arguments, capsys, monkeypatch):
+    """Or it is told before anything is loaded."""
+    monkeypatch.setattr(cli_compare, "load", None)
+    assert main(["check", *arguments, "--prompt", "hi", "--engines", "ar"]) == 1
+    assert "error: --engines ar: that is plain decoding" in capsys.readouterr().err
+    target = next(flag for flag in arguments if flag.startswith("--base-model"))
+    assert main(["check", target, "--prompt", "hi"]) == 1
+    assert "nothing to check against plain decoding: give a head" in capsys.readouterr().err
 
 
 def test_check_finds_a_wrong_engine(arguments, capsys, monkeypatch):

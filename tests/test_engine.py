@@ -353,6 +353,12 @@ def test_lists_are_taken_as_sets_and_tuples():
         ({"eos_token_ids": 2}, "come as a set or list of ints"),
         ({"stop": "text"}, "come as a list of texts, got 'text'"),
         ({"stop": 5}, "come as a list of texts, got 5"),
+        ({"max_new_tokens": "5"}, r"max new tokens must be a whole number.*'5' \(str\)"),
+        ({"max_new_tokens": 0}, "max new tokens 0 is below 1"),
+        ({"max_length": 1}, "max length 1 is below 2"),
+        ({"draft": 16}, "draft must be a DraftSettings; got 16"),
+        ({"sampling": 0.7}, "sampling must be a SamplingParams; got 0.7"),
+        ({"ignore_eos": "no"}, "ignore_eos must be True or False; got 'no'"),
     ):
         with pytest.raises(ArenaError, match=said):
             GenerationSettings(**wrong)
@@ -367,6 +373,9 @@ def test_what_is_no_prompt_or_number_is_told_before_the_first_step(dart_engine):
     ):
         with pytest.raises(ArenaError, match=said):
             dart_engine.stream(prompt, "dart", settings(**options))
+    for run in (dart_engine.stream, dart_engine.generate):
+        with pytest.raises(ArenaError, match="settings must be a GenerationSettings; got 16"):
+            run([1, 2], "dart", 16)
     assert len(dart_engine.generate(iter([1, 2]), "ar", settings()).prompt_ids) == 2
 
 

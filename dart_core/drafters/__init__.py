@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from dart_core.errors import ArenaError, check_number
+from dart_core.errors import ArenaError, check_kind, check_number
 from dart_core.tree import Candidates, DraftTree
 
 MAX_TREE_BUDGET = 4096
@@ -55,6 +56,13 @@ class DraftSettings:
         return "auto" if self.auto_budget else str(self.tree_budget)
 
     def __post_init__(self) -> None:
+        if self.tree_budget == "auto":
+            raise ArenaError(
+                "tree budget 'auto': in Python that is auto_budget=True, which lets each step "
+                "choose, up to tree_budget"
+            )
+        for name in ("auto_budget", "candidates"):
+            check_kind(getattr(self, name), bool, name)
         for name, low, high in (
             ("tree_budget", 1, MAX_TREE_BUDGET),
             ("beam", 1, 1024),
@@ -67,7 +75,7 @@ class DraftSettings:
             if not low <= value <= high:
                 raise ArenaError(f"{what} {value} is outside {low} to {high}")
         if self.sizes and not self.auto_budget:
-            raise ArenaError("sizes repeat a run that chose them: set auto_budget with them")
+            raise ArenaError("sizes repeat a run that chose them: give auto_budget=True with them")
         check_sizes(self.sizes, self.tree_budget)
         check_number(self.ngram_weight, "n-gram weight")
         if not 0.0 <= self.ngram_weight <= 100.0:
@@ -78,8 +86,10 @@ class DraftSettings:
 
 def check_sizes(sizes: Sequence[tuple[int, int]], tree_budget: int) -> None:
     """Raises ArenaError for what ``DraftSettings.sizes`` cannot be."""
+    check_kind(sizes, Sequence, "sizes")
     for place, pair in enumerate(sizes):
-        if len(pair) != 2 or not 0 <= pair[1] <= pair[0] <= tree_budget:
+        whole = isinstance(pair, Sequence) and all(isinstance(size, Integral) for size in pair)
+        if not whole or len(pair) != 2 or not 0 <= pair[1] <= pair[0] <= tree_budget:
             raise ArenaError(
                 f"sizes[{place}] {pair}: expected drafts asked for and drafts verified, no more "
                 f"verified than asked and no more asked than the tree budget {tree_budget}"
