@@ -7,6 +7,7 @@ Without an engine it still replays recorded runs, and then nothing here needs to
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -370,7 +371,12 @@ class Arena:
                     rates[engine] = event.tokens_per_second
                 elif isinstance(event, Ended) and event.reason == "error":
                     say(f"warm-up of {engine} failed: {event.message}")
-        say("warm-up: " + ", ".join(f"{name} {rate:.1f} tokens/s" for name, rate in rates.items()))
+        told = {name: rate for name, rate in rates.items() if math.isfinite(rate)}
+        if told:  # an answer of one token has no rate
+            say(
+                "warm-up: "
+                + ", ".join(f"{name} {rate:.1f} tokens/s" for name, rate in told.items())
+            )
         if rates.get("ar", 0) > 0:
             self.baseline = Baseline(rates["ar"], "plain decoding at warm-up on this machine")
 

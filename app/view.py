@@ -127,7 +127,7 @@ class RunView:
             "prompt": self.prompt,
             "text": lane.text,
             "marks": lane.marks,
-            "note": " ".join(filter(None, [lane.note, why, self._why_slow(lane)])),
+            "note": " ".join(filter(None, [lane.note, why, self._on_speed(lane)])),
             "cut": cut,
             **self._figures(lane),
         }
@@ -339,11 +339,19 @@ class RunView:
             told += "the run ended before the target was asked why."
         return (ends[place - 1] if place else 0), told
 
-    def _why_slow(self, lane: LaneView) -> str:
-        """Why drafting did not pay, once a finished lane was slower than plain decoding."""
+    def _on_speed(self, lane: LaneView) -> str:
+        """Why drafting did not pay, once a finished lane was slower than plain decoding; or why its
+        speedup is more than there can be.
+        """
         baseline, last = self.baseline(), lane.last
         if lane.state != "done" or lane.engine == "ar" or not baseline or last is None:
             return ""
+        if lane.rate > IMPOSSIBLE * last.tau * baseline.tokens_per_second:
+            return (
+                "Faster than its τ allows: the machine was busier when plain decoding was measured "
+                f"({baseline.tokens_per_second:.1f} tokens / s, {baseline.source}). Run AR beside "
+                "it, in turn, for a fair comparison."
+            )
         if not 0 < lane.rate < baseline.tokens_per_second:
             return ""
         if len(lane.tokens) < 20:
@@ -360,6 +368,7 @@ class RunView:
         return f"Slower than plain decoding: {cost}.{remedy}"
 
 
+IMPOSSIBLE = 1.1  # speedup ÷ τ: no verify pass is that much quicker than a plain step
 LOW_ACCEPTANCE = 1.4  # tokens per step below which no budget makes drafting pay on any machine seen
 
 

@@ -242,7 +242,7 @@ void TreePruner::ask_ngram(const Level& level) {
 
   // A longer suffix overwrites a shorter one's answers, so the order is by length.
   for (std::size_t i = 0; i < alone; ++i) answer(level, asked_[i]);
-  for (std::uint32_t slot = 0; slot < level.slots; ++slot) {
+  for (std::uint32_t slot = 1; slot < level.slots; ++slot) {  // the first is nobody's twin
     if (twins_[slot] == slot) continue;
     for (std::uint32_t at = 0; at < level.size(); at += level.slots) {
       ngram_[level.first + at + slot] = ngram_[level.first + at + twins_[slot]];

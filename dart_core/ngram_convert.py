@@ -58,7 +58,8 @@ def import_trie(
         raise FileNotFoundError(f"the folder {path.parent} for the output file does not exist")
     note = note or (lambda _: None)
     refuse_pointer(trie_path)
-    _refuse_more(trie_path)
+    if behind := _bytes_behind(trie_path):
+        note(f"{trie_path.name}: {behind} bytes behind its last node are left out, as published")
     if choose_backend(None) == "twin":  # no extension: slow, and in memory
         ngram_twin.write(ngram_twin.read_trie(trie_path, vocab_size or 0), path)
         return
@@ -97,23 +98,20 @@ def import_trie(
         _remove(parts)
 
 
-def _refuse_more(trie_path: Path) -> None:
-    """Raises ArenaError for a file that goes on behind its last node. What it lacks, or what is
-    none, is found when it is read.
+def _bytes_behind(trie_path: Path) -> int:
+    """How far a file goes on behind its last node. What it lacks, or what is none, is found when it
+    is read.
     """
     with trie_path.open("rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size:
-        return
+        return 0
     order, nodes = HEADER.unpack(header)
+    if not (ngram_twin.MIN_ORDER <= order <= ngram_twin.MAX_ORDER and nodes > 0):
+        return 0
     # Every node but the root stands in the list of its parent, besides.
     end = HEADER.size + NODE_BYTES * nodes + CHILD_BYTES * (nodes - 1)
-    actual = trie_path.stat().st_size
-    if ngram_twin.MIN_ORDER <= order <= ngram_twin.MAX_ORDER and nodes > 0 and actual > end:
-        raise ArenaError(
-            f"{trie_path} is not a usable .trie file: its {nodes:,} nodes end at byte {end}, and "
-            f"{actual - end} bytes follow that are not part of it; get the file again"
-        )
+    return max(0, trie_path.stat().st_size - end)
 
 
 def parts_folder(path: str | Path) -> Path:

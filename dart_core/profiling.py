@@ -72,6 +72,11 @@ def profile_text(engine: Engine, run: Generation, plain: Generation) -> str:
             "a step's time: "
             + ", ".join(f"{name} {_percent(value)}" for name, value in parts.items()),
         ]
+        if record["share_of_ideal"] > 1:
+            lines.append(
+                "more than the ideal cannot be: the machine was busier while plain decoding ran; "
+                "measure once more with nothing beside it"
+            )
     if sizes := chosen_sizes(run.steps):
         lines.append(f"tree budget {sizes_in_words(sizes)}")
     return "\n".join([*lines, *hints(engine, run)])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from golden_dart import DART, searches, tries
 
+from dart_core._native import native
 from dart_core.errors import ArenaError
 from dart_core.ngram import NgramModel, build_ngram, import_trie, merge_ngrams, reduce_ngram
 from dart_core.pruner import TreePruner
@@ -420,3 +421,81 @@ print(after[0] - before[0], after[1] - before[1])
     threads, kibibytes = map(int, result.stdout.split())
     assert threads == 0
     assert kibibytes < 512  # a leak of 100 bytes a call would show
+
+
+# The core by itself: what its callers check is checked once more where memory is at stake
+
+
+def core(**changes):
+    settings = {
+        "levels": 2,
+        "beam": 3,
+        "ngram_weight": 0.5,
+        "level_weights": [1.0, 1.0],
+        "logit_weights": [1.0, 1.0],
+        "eos_tokens": [],
+    }
+    return native().TreePruner(None, **{**settings, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"levels": 0, "level_weights": [], "logit_weights": []}, "at least one level"),
+        ({"levels": -1, "level_weights": [], "logit_weights": []}, "at least one level"),
+        ({"beam": 0}, "a beam from 1 to 4096"),
+        ({"beam": 4097}, "a beam from 1 to 4096"),
+        ({"ngram_weight": -0.1}, "ngram_weight"),
+        ({"ngram_weight": 1.1e6}, "ngram_weight"),
+        ({"ngram_weight": math.nan}, "ngram_weight"),
+        ({"level_weights": [1.0]}, "level_weights must be 2 numbers"),
+        ({"level_weights": [1.0, -1.0]}, "level_weights"),
+        ({"level_weights": [math.nan, 1.0]}, "level_weights"),
+        ({"logit_weights": [1.0, 1.0, 1.0]}, "logit_weights must be 2 numbers"),
+        ({"logit_weights": [1.0, 1.1e6]}, "logit_weights"),
+    ],
+)
+def test_the_core_takes_no_settings_out_of_range(changes, reason):
+    with pytest.raises(ArenaError, match=reason):
+        core(**changes)
+
+
+def test_the_core_takes_the_ends_of_every_range():
+    core(levels=1, beam=4096, ngram_weight=1e6, level_weights=[1e6], logit_weights=[0.0])
+    core(beam=1, ngram_weight=0.0, level_weights=[0.0, 0.0], logit_weights=[1e6, 1e6])
+
+
+def core_search(pruner, width=3, levels=2, counts=None, context=(7,), budget=5):
+    tokens = np.arange(levels * width, dtype=np.int64).reshape(levels, width)
+    probabilities = np.full((levels, width), 1 / max(width, 1), dtype=np.float32)
+    counts = np.array([width] * levels if counts is None else counts, dtype=np.int32)
+    size = max(budget, 0) + 1
+    arrays = [np.empty(size, dtype=kind) for kind in (np.int64, np.int32, *[np.float32] * 3)]
+    context = np.array(context, dtype=np.int64)
+    return pruner.search(tokens, probabilities, counts, context, budget, *arrays, False)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ({"levels": 3}, "candidates for 3 levels, the pruner was made for 2"),
+        ({"counts": [3, 4]}, "level 1 claims 4 candidates in rows of 3"),
+        ({"counts": [-1, 3]}, "level 0 claims -1"),
+        ({"context": ()}, "context is empty"),
+        ({"budget": -1}, "budget"),
+        ({"width": 1 << 21}, "more than 4194304 scores"),
+        ({"width": (1 << 22) + 1, "levels": 1}, "more than 4194304 scores"),
+    ],
+)
+def test_the_core_takes_no_call_out_of_range(call, reason):
+    with pytest.raises(ArenaError, match=reason):
+        core_search(core(), **call)
+
+
+def test_the_core_takes_the_largest_calls():
+    assert core_search(core(), budget=0) == 1
+    assert core_search(core(), levels=0) == 1
+    assert core_search(core(), counts=[0, 3]) == 1
+    assert core_search(core(), counts=[3, 0]) == 4
+    assert core_search(core(), budget=100) == 1 + 3 + 9
+    assert core_search(core(), width=1 << 20, budget=9) == 10  # all 4194304 scores it may take
