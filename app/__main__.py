@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from app.access import VARIABLE, accounts, exposure
 from app.facts import without_folders
-from app.replays import SHIPPED
+from app.replays import SHIPPED, find
 from app.waiting import Waiting
 from dart_core.cli import AUTO, MOST_AUTO, add_model_arguments, model_references, tree_budget
 from dart_core.cli_checks import check_models
-from dart_core.errors import ArenaError
+from dart_core.errors import ArenaError, in_words
 from dart_core.presets import DEFAULT_PRESET
 from dart_core.prompts import read_prompt_file
 from dart_core.trio import choose_trio
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             serve(args)
     except (ArenaError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {' '.join(in_words(error).split())}", file=sys.stderr)
         return 1
     except Ended as end:
         return end.code
@@ -276,6 +276,11 @@ def _complete(args: argparse.Namespace) -> None:
         )
     if args.replay is not None and not args.replay.is_dir():
         raise ArenaError(f"--replay {args.replay}: expected a folder of recorded runs")
+    if args.replay is not None and not find(args.replay):
+        raise ArenaError(
+            f"--replay {args.replay}: no recorded run lies there; expected files that the page has "
+            "saved, .json or .json.gz"
+        )
     if args.replay is None and args.preset is None:
         named = choose_trio(source=args.source, **model_references(args))
         args.preset = DEFAULT_PRESET if named.target is None else None

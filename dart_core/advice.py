@@ -89,6 +89,6 @@ def short_answers(metrics: Iterable[Mapping[str, Any]]) -> str | None:
     if not 0 < longest < SHORT_ANSWER:
         return None
     return (
-        f"{longest} new tokens at most: answers under about {SHORT_ANSWER} show no speedup, for "
-        "the first step drafts nothing; judge it by answers of 128 tokens or more"
+        f"the longest answer has {longest} new tokens: answers under about {SHORT_ANSWER} show no "
+        "speedup, for the first step drafts nothing; judge it by answers of 128 tokens or more"
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dart_core.batch import ECHOED, FIGURES, Line
-from dart_core.chat_format import refuse_unsupported
+from dart_core.chat_format import refuse_unsupported, with_fields
 from dart_core.cli_run import run_one
 from dart_core.engine import Engine, Generation, GenerationSettings
 from dart_core.errors import ArenaError
@@ -76,20 +76,10 @@ def line_settings(
     """
     said = {name: value for name, value in given.items() if value is not None}
     refuse_unsupported(said)
-    sampling = replace(
-        settings.sampling,
-        seed=said.get("seed", seed),
-        **{name: said[name] for name in ("temperature", "top_p", "top_k") if name in said},
-    )
-    if sampling.greedy:
-        sampling = replace(sampling, seed=None)
-    stop = said.get("stop", settings.stop)
-    return replace(
-        settings,
-        sampling=sampling,
-        max_new_tokens=said.get("max_tokens", settings.max_new_tokens),
-        stop=(stop,) if isinstance(stop, str) else stop,
-    )
+    own = with_fields({"seed": seed, **said}, settings)
+    if own.sampling.greedy:
+        own = replace(own, sampling=replace(own.sampling, seed=None))
+    return own
 
 
 def _echo(given: Mapping[str, Any]) -> dict[str, Any]:

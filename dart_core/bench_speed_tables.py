@@ -181,11 +181,15 @@ def _layer_table(layers: Mapping[str, Any]) -> str:
         for kind in kinds
     ]
     rows.append(["all", *(_ms(each["seconds"]) for each in passes)])
-    header = ["ms by layer", *(f"{each['rows']} nodes" for each in passes)]
+    header = ["ms by layer", *(_nodes(each["rows"]) for each in passes)]
     return (
         f"Verify passes behind {layers['context']} tokens by kind of layer, each without what is "
         f"in it, all layers together, medians:\n\n{markdown(header, rows)}"
     )
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' if count > 1 else ''}"
 
 
 def _context_table(contexts: Mapping[str, Any]) -> str:

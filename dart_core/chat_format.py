@@ -7,7 +7,8 @@ are passed over.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -168,18 +169,44 @@ def read_request(
 
 
 def _settings(said: Mapping[str, Any], defaults: GenerationSettings) -> GenerationSettings:
-    sampling = replace(defaults.sampling, **{name: said[name] for name in SAMPLING if name in said})
-    if sampling.greedy:
-        sampling = SamplingParams()
-    stop = said.get("stop", defaults.stop)
-    limit = said.get("max_completion_tokens", said.get("max_tokens", defaults.max_new_tokens))
-    return replace(
-        defaults,
-        sampling=sampling,
-        max_new_tokens=limit,
-        stop=(stop,) if isinstance(stop, str) else stop,
-        ignore_eos=_flag(said, "ignore_eos", defaults.ignore_eos),
-    )
+    settings = with_fields(said, defaults)
+    if settings.sampling.greedy:
+        settings = replace(settings, sampling=SamplingParams())
+    return replace(settings, ignore_eos=_flag(said, "ignore_eos", defaults.ignore_eos))
+
+
+def with_fields(said: Mapping[str, Any], settings: GenerationSettings) -> GenerationSettings:
+    """The settings with a request's or a batch line's own: temperature, top_p, top_k, seed,
+    max_tokens, stop. Raises RequestError that names the field.
+    """
+    for name in SAMPLING:
+        if name in said:
+            with of_field(name):
+                sampling = replace(settings.sampling, **{name: said[name]})
+                settings = replace(settings, sampling=sampling)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in said:
+            with of_field(name):
+                settings = replace(settings, max_new_tokens=said[name])
+    if "stop" in said:
+        stop = said["stop"]
+        with of_field("stop"):
+            settings = replace(settings, stop=(stop,) if isinstance(stop, str) else stop)
+    return settings
+
+
+@contextmanager
+def of_field(name: str) -> Iterator[None]:
+    """Within, what is wrong is that field's of the request."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except ArenaError as error:
+        message = str(error)
+        if name not in message:
+            message = f"{name}: {message}"
+        raise RequestError(message, param=name) from error
 
 
 def _messages(messages: Any) -> Any:

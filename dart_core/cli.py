@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
-from dart_core.errors import ArenaError, Terminated
+from dart_core.errors import ArenaError, Terminated, in_words
 from dart_core.presets import PRESETS
 from dart_core.prompts import BATCH_REMEDY
 from dart_core.references import HUB, SOURCES
@@ -413,7 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno == errno.ENOSPC:  # what could not be written is not tried again at exit
             _silence_stdout()
-        return _fail(error, 1)
+        return _fail(in_words(error), 1)
 
 
 @contextmanager

@@ -15,9 +15,10 @@ from dart_core.check import OWN_ROWS, Verdict, Verdicts, own_flip
 from dart_core.cli_checks import note
 from dart_core.cli_run import load, prepare, run_one, run_prompts
 from dart_core.engine import Engine, GenerationSettings
-from dart_core.metrics import Tally, speedup
+from dart_core.metrics import Tally, chosen_sizes, sizes_in_words, speedup
 from dart_core.prompts import Prompt
 from dart_core.report import STAGES, number, provenance, run_record, table, write_json
+from dart_core.step import Step
 
 WARM_UP_TOKENS = 8
 BASELINE = "ar of this run"
@@ -29,6 +30,7 @@ def run_compare(args: Namespace, prompts: list[Prompt]) -> int:
     say = note if args.json == "-" else print
     tallies = {name: Tally() for name in names}
     verdicts: dict[str, Counter[str]] = {name: Counter() for name in names}
+    chosen: dict[str, list[Step]] = {name: [] for name in names}
     sizes: Counter[str] = Counter()
     results: list[dict[str, Any]] = []
 
@@ -44,6 +46,8 @@ def run_compare(args: Namespace, prompts: list[Prompt]) -> int:
             verdicts[name][verdict.status] += 1
             for step in run.steps:
                 tallies[name].add(step)
+                if step.choice is not None:
+                    chosen[name].append(replace(step, tree=None, candidates=None))
             record["engines"][name] = {
                 **run_record(run),
                 "equality": _verdict_record(verdict),
@@ -59,12 +63,14 @@ def run_compare(args: Namespace, prompts: list[Prompt]) -> int:
         if not results:
             return
         summary = {name: tally.summary() for name, tally in tallies.items()}
+        choices = {name: chosen_sizes(steps) for name, steps in chosen.items()}
         if args.json:
             summary_record = {
                 name: {
                     **metrics,
                     "speedup": speedup(metrics, summary["ar"], BASELINE),
                     "equality": dict(verdicts[name]),
+                    "chosen_sizes": choices[name],
                 }
                 for name, metrics in summary.items()
             }
@@ -72,6 +78,9 @@ def run_compare(args: Namespace, prompts: list[Prompt]) -> int:
             write_json({"results": results, "summary": summary_record, **facts}, args.json)
         say(_conditions(engine, settings, sizes))
         say(_comparison_table(summary, verdicts, settings))
+        for name, choice in choices.items():
+            if choice:
+                say(f"{name}, tree budget {sizes_in_words(choice)}")
 
     run_prompts(args, engine, prompts, answer, finish)
     plain_figures = [record["engines"]["ar"]["metrics"] for record in results]

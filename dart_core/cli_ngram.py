@@ -207,6 +207,8 @@ def _inspect(args: argparse.Namespace) -> None:
     for name, value in facts.items():
         if name == "ngrams":
             value = ", ".join(f"{count:,} of length {length}" for length, count in value.items())
+        if name == "root_total" and value < 0:
+            value = f"{value} (minus the counts that reduce dropped, as published files have it)"
         print(f"{name:22} {value}")
 
 

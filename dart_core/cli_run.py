@@ -18,9 +18,10 @@ from dart_core.advice import short_answers
 from dart_core.capture import require_one_gpu
 from dart_core.cli import AUTO, DTYPES, MOST_AUTO, model_references
 from dart_core.cli_checks import note
-from dart_core.drafters import NGRAM_OFF, DraftSettings
+from dart_core.drafters import MAX_TREE_BUDGET, NGRAM_OFF, DraftSettings
 from dart_core.engine import Engine, Generation, GenerationSettings
-from dart_core.metrics import summarize
+from dart_core.errors import ArenaError
+from dart_core.metrics import chosen_sizes, sizes_in_words, summarize
 from dart_core.profiling import profile_record, profile_text
 from dart_core.prompts import Prompt
 from dart_core.report import figures, provenance, run_record, write_json
@@ -52,6 +53,8 @@ def run_generate(args: Namespace, prompts: list[Prompt]) -> int:
         run = run_one(engine, args.engine, prompt_ids, settings, show)
         note(f"{args.engine}: {figures(run.metrics)}, finish {run.finish_reason}{_seed(settings)}")
         named = {"id": label} if args.prompt_file else {}
+        if plain is None and (sizes := chosen_sizes(run.steps)):
+            note(f"tree budget {sizes_in_words(sizes)}")
         record = {**named, **run_record(run)}
         if plain is not None:
             note(profile_text(engine, run, plain))
@@ -107,6 +110,11 @@ def _device(args: Namespace) -> str | None:
 
 def run_settings(args: Namespace) -> GenerationSettings:
     """The flags of ``add_run_arguments`` as settings; a sampling run without a seed gets one."""
+    if args.tree_budget != AUTO and not 1 <= args.tree_budget <= MAX_TREE_BUDGET:
+        auto = "" if args.command == "bench" else ", or auto"
+        raise ArenaError(
+            f"--tree-budget {args.tree_budget}: expected a number from 1 to {MAX_TREE_BUDGET}{auto}"
+        )
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
     if sampling.greedy:
         sampling = replace(sampling, seed=None)

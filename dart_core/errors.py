@@ -17,6 +17,13 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: it ends a command as Ctrl-C does, so that what is done is kept."""
 
 
+def in_words(error: BaseException) -> str:
+    """What an error says; the system's without its number, behind the file that it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 def check_kind(value: object, kind: type, what: str) -> None:
     """Raises ArenaError unless ``value`` is a ``kind``."""
     if not isinstance(value, kind):

@@ -37,6 +37,7 @@ from dart_core.chat_format import (
     model_ids,
     model_object,
     no_such_model,
+    of_field,
     read_request,
 )
 from dart_core.engine import Engine, GenerationSettings
@@ -233,7 +234,8 @@ class ChatServer:
         asked = read_request(
             await _json_body(request), self.models, self.defaults, self.enable_thinking
         )
-        prompt = self.engine.chat_ids(asked.messages, enable_thinking=asked.enable_thinking)
+        with of_field("messages"):
+            prompt = self.engine.chat_ids(asked.messages, enable_thinking=asked.enable_thinking)
         # Before it waits: what the engine refuses is refused at once.
         steps = self.engine.stream(prompt, asked.engine, asked.settings)
         run = self.device.start(steps, visitor(request.scope))

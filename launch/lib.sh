@@ -213,6 +213,7 @@ read_environment() {
     [[ -n ${!variable:-} ]] || continue
     flag=${name,,}
     FROM_ENVIRONMENT+=("--${flag//_/-}" "${!variable}")
+    say "$variable=${!variable}: as --${flag//_/-}"
   done
   case ${DART_ARENA_COMPARE_EAGLE3:-} in
     "" | 1 | true) ;;

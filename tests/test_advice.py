@@ -117,7 +117,7 @@ def test_one_long_answer_is_enough(lengths, said):
     notice = short_answers({"new_tokens": length} for length in lengths)
     assert bool(notice) == said
     if said:
-        assert notice.startswith("19 new tokens at most")
+        assert notice.startswith("the longest answer has 19 new tokens: ")
         assert "128 tokens or more" in notice
 
 

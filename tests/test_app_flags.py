@@ -89,6 +89,15 @@ def test_the_apis_key_is_handed_on_and_is_none_of_the_pages(api):
     assert "mine" not in str(refusal.value)
 
 
+def test_a_folder_without_recorded_runs_is_refused_before_the_page(tmp_path):
+    args = app.build_parser().parse_args(["--replay", str(tmp_path)])
+    for _ in range(2):
+        with pytest.raises(ArenaError, match=f"--replay {tmp_path}: no recorded run lies there"):
+            app._complete(args)
+        (tmp_path / "notes.json").write_text("{}")
+    app._complete(app.build_parser().parse_args(["--replay"]))
+
+
 # Who may come in ----------------------------------------------------------------------------------
 
 
@@ -216,4 +225,4 @@ def test_what_the_system_refuses_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(app, "serve", refused)
     monkeypatch.setattr(app.signal, "signal", lambda *handler: None)
     assert app.main(["--preset", "demo"]) == 1
-    assert capsys.readouterr().err == "error: [Errno 30] Read-only file system: '/cache'\n"
+    assert capsys.readouterr().err == "error: /cache: Read-only file system\n"

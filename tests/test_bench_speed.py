@@ -440,6 +440,7 @@ def test_record_and_tables(flags, sets, tmp_path, capsys):
     assert str(tmp_path) not in json.dumps(record) and str(ROOT) not in json.dumps(record)
     assert "| dart ÷ ar |" in printed.out and "A step at best" in printed.out
     assert "dart-auto: auto: " in printed.out
+    assert "| 1 node |" in printed.out and "1 nodes" not in printed.out
     assert "min left" in printed.err and "min left" not in printed.out
     assert minidom.parse(str(figure)).documentElement.tagName == "svg"
 

@@ -135,7 +135,11 @@ def test_json_fields(arguments, capsys):
 def test_a_chosen_tree_budget_says_what_it_chose_and_why(arguments, capsys):
     flags = ["generate", *arguments, "--prompt", "hi", *LENGTH]
     assert main([*flags, "--json", "-"]) == 0
-    fixed = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    fixed = json.loads(told.out)
+    assert "tree budget" not in told.err
+    assert main([*flags, "--tree-budget", "auto", "--json", "-"]) == 0
+    assert capsys.readouterr().err.count("tree budget auto: ") == 1
     assert main([*flags, "--tree-budget", "auto", "--profile", "--json", "-"]) == 0
     told = capsys.readouterr()
     run = json.loads(told.out)
@@ -146,7 +150,22 @@ def test_a_chosen_tree_budget_says_what_it_chose_and_why(arguments, capsys):
         assert set(step["choice"]) == {"asked", "expected", "cost"}
         assert step["drafted"] <= step["choice"]["asked"] <= 60
     assert fixed["steps"][1]["choice"] is None
-    assert "tree budget auto: " in told.err
+    assert told.err.count("tree budget auto: ") == 1
+
+
+def test_compare_says_what_was_chosen(arguments, capsys):
+    flags = ["compare", *arguments, "--prompt", "hi", *LENGTH, "--engines", "dart", "--json", "-"]
+    assert main([*flags, "--tree-budget", "auto"]) == 0
+    told = capsys.readouterr()
+    result = json.loads(told.out)
+    steps = result["results"][0]["engines"]["dart"]["steps"][1:]
+    choice = result["summary"]["dart"]["chosen_sizes"]
+    assert choice["steps"] == len(steps)
+    assert choice["mean"] == sum(step["drafted"] for step in steps) / len(steps)
+    assert choice["rested"] == sum(step["choice"]["asked"] == 0 for step in steps)
+    assert f"dart, tree budget auto: {choice['mean']:.1f} drafts a step" in told.err
+    assert result["summary"]["ar"]["chosen_sizes"] is None
+    assert told.err.count("tree budget auto: ") == 1
 
 
 def test_engines_agree_greedy_and_seeded(arguments, capsys):
@@ -406,7 +425,10 @@ def test_a_line_that_cannot_be_read_is_one_line_and_code_2(flags, says, argument
         (["--prompt", "x", "--max-new-tokens", "0"], "--max-new-tokens 0: expected 1 or more"),
         (["--prompt", "x", "--max-length", "1"], "--max-length 1: expected 2 or more"),
         (["--prompt", "x", "--limit", "0"], "--limit 0: expected 1 or more"),
-        (["--prompt", "x", "--tree-budget", "0"], "tree budget 0 is outside 1"),
+        (
+            ["--prompt", "x", "--tree-budget", "0"],
+            "--tree-budget 0: expected a number from 1",
+        ),
         (["--prompt", "x", "--beam", "0"], "beam 0"),
         (["--prompt", "x", "--stop", ""], "stop string"),
         (["--prompt", "x", "--device", "gpu"], "device gpu is not supported; expected cpu, cuda"),
@@ -546,7 +568,10 @@ def test_no_models_named(capsys):
         (["--raw", "--prompt", "a\udcff"], "holds half a character"),
         (["--prompt", "x", "--system-prompt", "\udcff"], "system prompt holds half a character"),
         (["--prompt-ids", "9" * 30], "no token id: too large"),
-        (["--prompt", "x", "--tree-budget", "4097"], "tree budget 4097 is outside 1 to 4096"),
+        (
+            ["--prompt", "x", "--tree-budget", "4097"],
+            "from 1 to 4096, or auto",
+        ),
         (["--prompt", "x", "--eos-token-id", "9" * 30], "outside the target's vocabulary of 264"),
         (["--prompt", "x", "--device", "meta"], "device meta is not supported"),
         (["--prompt", "x", *["--max-new-tokens", "9" * 13, "--max-length", "9" * 14]], "no memory"),
@@ -568,7 +593,7 @@ def test_a_stdout_that_is_closed_full_or_ascii(arguments, capsys, monkeypatch):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(command) == 1
-    assert "error: [Errno 28] No space left" in capsys.readouterr().err
+    assert "error: No space left" in capsys.readouterr().err
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     assert main(command) == 0  # the text holds U+FFFD

@@ -98,8 +98,20 @@ def test_import_merge_reduce_inspect(tmp_path, capsys):
     expected = tries()["g_reduce4_order3"]
     assert facts["canonical_sha256"] == expected["canonical_sha256"]
     assert (facts["vocab_size"], facts["root_total"]) == (600, expected["root_freq"])
+    assert run("inspect", reduced) == 0
+    assert f"{expected['root_freq']} (minus the counts that reduce" in capsys.readouterr().out
     assert run("inspect", a) == 0
-    assert "order" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "order" in told and "(minus" not in told
+
+
+@pytest.mark.parametrize("action", [("inspect",), ("query", "--context=1", "--tokens=2")])
+def test_a_file_that_is_not_there(action, tmp_path, capsys):
+    assert run(*action, tmp_path / "no.ngram") == 1
+    says = "No such file or directory"
+    assert capsys.readouterr().err == f"error: {tmp_path / 'no.ngram'}: {says}\n"
+    assert run("import", tmp_path / "no.trie", "--output", tmp_path / "x.ngram") == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'no.trie'}: {says}\n"
 
 
 @pytest.mark.parametrize(

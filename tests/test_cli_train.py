@@ -22,6 +22,7 @@ def no_models(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
+        (("dart", *DATA), 1, "give steps, tokens or minutes (--steps, --tokens, --minutes)"),
         (("dart", *DATA, "--steps", "0"), 1, "--steps 0: expected 1 or more"),
         (("eagle3", *DATA, "--learning-rate", "nan"), 1, "--learning-rate nan: expected 0 or more"),
         (("dart", *DATA, "--device", "gpu"), 1, "device gpu is not supported"),

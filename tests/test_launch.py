@@ -357,6 +357,8 @@ def test_the_environment_wins_over_the_script_and_flags_over_it(launching):
     args = page_flags(launching, **said)
     assert (args.max_length, args.ngram, args.compare_eagle3) == (99, "off", False)
     assert args.base_model_name_or_path == "my models/target"
+    started = launching.bash("launch/qwen3_4b.sh", DART_ARENA_TREE_BUDGET="lots")
+    assert "== DART_ARENA_TREE_BUDGET=lots: as --tree-budget\n" in started.stdout
     args = page_flags(launching, "--max-length", "98", "--compare-eagle3", **said)
     assert (args.max_length, args.compare_eagle3) == (98, True)
     message = launching.refusal(script="launch/qwen3_4b.sh", DART_ARENA_COMPARE_EAGLE3="maybe")

@@ -224,12 +224,15 @@ def test_lengths_and_stops(create, expected):
 @pytest.mark.parametrize(
     ("options", "param", "says"),
     [
-        ({"temperature": -1}, None, "temperature -1 is outside 0 to 100"),
-        ({"max_tokens": 0}, None, "max new tokens 0 is below 1"),
-        ({"messages": []}, None, "messages must be a non-empty list"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, None, "message 1 has role 'tool'"),
+        ({"temperature": -1}, "temperature", "temperature -1 is outside 0 to 100"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens: max new tokens 0 is below 1"),
+        ({"messages": []}, "messages", "messages must be a non-empty list"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "message 1 has role 'tool'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image"),
         ({"messages": [{"role": "user", "content": "x" * 700}]}, None, "max length is 600"),
+        ({"seed": -1}, "seed", "seed -1 is outside"),
+        ({"top_p": 3}, "top_p", "top_p: top-p 3 is outside 0 to 1"),
+        ({"extra_body": {"max_completion_tokens": 0}}, "max_completion_tokens", "tokens 0 is"),
         ({"frequency_penalty": 0.7}, "frequency_penalty", "frequency_penalty 0.7 is not supported"),
         ({"presence_penalty": 0.4}, "presence_penalty", "leave it out"),
         ({"logprobs": True}, "logprobs", "logprobs True is not supported"),
@@ -239,8 +242,12 @@ def test_lengths_and_stops(create, expected):
         ({"extra_body": {"tempreature": 1}}, "tempreature", "unknown field 'tempreature'"),
         ({"extra_body": {"ignore_eos": 1}}, "ignore_eos", "must be true or false, got 1"),
         ({"extra_body": {"chat_template_kwargs": {"x": 1}}}, "chat_template_kwargs", "expected an"),
-        ({"extra_body": {"stop": 5}}, None, "stop strings come as a list of texts, got 5"),
-        ({"extra_body": {"max_tokens": "9"}}, None, "max new tokens must be a whole number"),
+        ({"extra_body": {"stop": 5}}, "stop", "stop strings come as a list of texts, got 5"),
+        (
+            {"extra_body": {"max_tokens": "9"}},
+            "max_tokens",
+            "max new tokens must be a whole number",
+        ),
     ],
 )
 def test_what_is_refused_is_named(create, options, param, says):

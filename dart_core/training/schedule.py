@@ -35,7 +35,10 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         if self.steps is None and self.tokens is None and self.minutes is None:
-            raise ArenaError("training needs an end: give steps, tokens or minutes")
+            raise ArenaError(
+                "training needs an end: give steps, tokens or minutes (--steps, "
+                "--tokens, --minutes)"
+            )
 
 
 @dataclass(slots=True)
