@@ -57,6 +57,7 @@ SAME: dict[tuple[str, str, str], str] = {
     ("dart_core/generate.py", "len(kept) < len(proposal", "Lt -> LtE"): "cut to all of it",
     ("dart_core/pruner_twin.py", "np.where(probabilities > 0", "Gt -> GtE"): "0 stays 0",
     ("cpp/tree_pruner.cpp", "(vector.size() < size) vector.resize", "< -> <="): "to its own size",
+    ("cpp/tree_pruner.cpp", "levels_[level].width = 0", "0 -> 1"): "a rank that cannot win",
     ("cpp/tree_pruner.cpp", "if (best > floor)", "> -> >="): "a score equal to the worst loses",
     ("dart_core/pruner_twin.py", "if width == 0 or not beam", "Or -> And"): "a short cut",
 }
@@ -193,7 +194,7 @@ def cpp_mutants(file: str) -> Iterator[Mutant]:
         code = line.split("//")[0]
         if code.lstrip().startswith("#") or '"' in code or "to_string" in code:
             continue
-        if "__builtin_prefetch" in code:  # only speed depends on it
+        if "__builtin_prefetch" in code or ".reserve(" in code:  # only speed depends on them
             continue
         for found in PLACES.finditer(code):
             was = found.group()

@@ -111,6 +111,8 @@ def test_a_page_of_recordings_needs_no_engine(browser, visit, site, tmp_path):
         expect(alone.page.locator(".tree-view[data-engine=dart] svg")).to_have_attribute(
             "data-step", "1"
         )
+        alone.page.locator("#speed input").click()
+        alone.page.get_by_role("option", name="¼ ×").click()  # or it may be over before Stop
         alone.page.locator("#replay").click()
         alone.expect_state("dart", "running")
         alone.page.locator("#stop").click()
