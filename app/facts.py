@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dart_core.presets import DEMO_TARGET
+from dart_core.presets import DEMO_MODEL, DEMO_TARGET
 
 REFERENCES = ("target", "dart", "eagle3", "ngram")
 
@@ -63,7 +63,7 @@ def _tree(settings: Mapping[str, Any], names: Sequence[str]) -> str:
 def public_name(reference: str) -> str:
     """A model's name for visitors: hub ids as they are, local folders by their last names only."""
     if reference == DEMO_TARGET:
-        return "SmolLM2-135M-Instruct"
+        return DEMO_MODEL
     path = Path(reference)
     return "/".join(path.parts[-2:]) if path.is_absolute() or path.exists() else reference
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from dart_core.bench import Bench
 from dart_core.bench_speed import SpeedBench
-from dart_core.report import settings_record
+from dart_core.report import ROOT, settings_record, told_facts, without_folders
 
-ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -25,16 +24,14 @@ def bench_provenance(
     bench: Bench | SpeedBench, arguments: Sequence[str], prompt_files: Mapping[str, Path]
 ) -> dict[str, Any]:
     """Command, date, versions, machine, models, settings and prompts; no folder of this machine."""
-    facts = dict(bench.engine.facts)
+    facts = told_facts(bench.engine)
     facts["versions"] = {**facts["versions"], "dart-arena": _own_version()}
+    own = bench.engine.facts
     heads = {
         name: sha
         for name in ("dart", "eagle3")
-        if name in facts and (sha := _weights_sha256(Path(facts[name])))
+        if name in own and (sha := _weights_sha256(Path(own[name])))
     }
-    for name in ("target", "dart", "eagle3", "ngram"):
-        if name in facts:
-            facts[name] = without_folders(str(facts[name]))
     return {
         "command": " ".join(["python -m dart_core", *map(_quoted, arguments)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -53,18 +50,6 @@ def bench_provenance(
             for name, path in prompt_files.items()
         ],
     }
-
-
-def without_folders(text: str) -> str:
-    """A reference or argument as it may be told: of an absolute path what lies in the project, or
-    the last name.
-    """
-    flag, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
-    path = Path(value)
-    if not path.is_absolute():
-        return text
-    inside = path.is_relative_to(ROOT) and path != ROOT
-    return flag + equals + (path.relative_to(ROOT).as_posix() if inside else path.name)
 
 
 def _quoted(argument: str) -> str:

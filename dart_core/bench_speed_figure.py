@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_core.errors import ArenaError
+from dart_core.report import model_name
 
 WIDTH, NAMES, ROW, TOP, BOTTOM = 760, 250, 26, 58, 34
 COLOURS = {"dart": "#0072b2", "eagle3": "#d55e00", "ar": "#009e73", None: "#7f7f7f"}
@@ -30,7 +31,7 @@ def speed_figure(record: Mapping[str, Any]) -> str:
 
     sets = ", ".join(record["sets"])
     title = f"Decoding speed, {record['contestants'][record['base']]['what']} = 1"
-    under = f"{record['target']}, {record['dtype']}, {record['device_name']}"
+    under = f"{model_name(record['target'])}, {record['dtype']}, {record['device_name']}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13" role="img" '

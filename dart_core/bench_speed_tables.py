@@ -9,7 +9,7 @@ from dart_core.bench_figures import CONFIDENCE
 from dart_core.bench_tables import markdown
 from dart_core.memory import gib
 from dart_core.metrics import sizes_in_words
-from dart_core.report import STAGES, number
+from dart_core.report import STAGES, model_name, number
 
 
 def speed_tables(record: Mapping[str, Any]) -> str:
@@ -35,7 +35,7 @@ def _conditions(record: Mapping[str, Any]) -> str:
     prompts, threads = len(record.get("prompts") or ()), record["threads"]
     repeats = record["repeats"]
     said = [
-        f"{record['target']}, {record['dtype']}, on {record['device_name']} ({threads} "
+        f"{model_name(record['target'])}, {record['dtype']}, on {record['device_name']} ({threads} "
         f"thread{'s' if threads > 1 else ''} for all)"
     ]
     if prompts:

