@@ -169,8 +169,8 @@ def _conditions(engine: Engine, settings: GenerationSettings, sizes: Counter[str
     ngram = engine.ngrams[0] if engine.ngrams else "off"
     return (
         f"{model_name(facts['target'])} on {facts['device_name']} ({facts['device']}, "
-        f"{facts['threads']} threads), {facts['dtype']}, {_sampling(settings)}; tree budget {draft.budget_name}, "
-        f"n-gram {ngram}, EAGLE3 depth {draft.eagle3_depth}; {sizes['prompts']} prompts of "
+        f"{facts['threads']} threads), {facts['dtype']}, {_sampling(settings)}; "
+        f"tree budget {draft.budget_name}, n-gram {ngram}, EAGLE3 depth {draft.eagle3_depth}; {sizes['prompts']} prompts of "
         f"{sizes['prompt_tokens']} tokens, {sizes['new_tokens']} new; warm-up excluded"
     )
 
