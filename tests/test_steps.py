@@ -131,8 +131,16 @@ def test_a_seed_that_is_not_given_is_drawn_below_two_to_the_31st(target, monkeyp
 def test_the_budget_is_what_is_left_of_both():
     assert token_budget(4, 100, 10) == 6
     assert token_budget(4, 5, 10) == 5
-    assert token_budget(9, 1, 10) == 1
-    for wrong in ((0, 5, 10), (4, 0, 10), (10, 5, 10), (4, 2.5, 10), (4, 5, 10.5), (4, "5", 10)):
+    assert token_budget(9, 1, 10) == token_budget(1, 9, 2) == 1
+    for wrong in (
+        (0, 5, 10),
+        (1, 5, 1),
+        (4, 0, 10),
+        (10, 5, 10),
+        (4, 2.5, 10),
+        (4, 5, 10.5),
+        (4, "5", 10),
+    ):
         with pytest.raises(ArenaError):
             token_budget(*wrong)
 
