@@ -171,7 +171,8 @@ def _conditions(engine: Engine, settings: GenerationSettings, sizes: Counter[str
         f"{model_name(facts['target'])} on {facts['device_name']} ({facts['device']}, "
         f"{facts['threads']} threads), {facts['dtype']}, {_sampling(settings)}; "
         f"tree budget {draft.budget_name}, n-gram {ngram}, EAGLE3 depth {draft.eagle3_depth}; "
-        f"{sizes['prompts']} prompts of {sizes['prompt_tokens']} tokens, {sizes['new_tokens']} new; warm-up excluded"
+        f"{sizes['prompts']} prompts of {sizes['prompt_tokens']} tokens, "
+        f"{sizes['new_tokens']} new; warm-up excluded"
     )
 
 
