@@ -348,6 +348,15 @@ def test_a_tree_stays_as_it_was(models):
     assert_same(first, pruner.search(*calls[0])[0])
 
 
+def test_a_search_that_finds_nothing_tells_nothing_of_the_one_before(models):
+    pruner = TreePruner(models[2]["native"], levels=2)
+    tokens, probabilities = np.arange(6).reshape(2, 3), np.full((2, 3), 0.3, dtype=np.float32)
+    tree, pool = pruner.search(tokens, probabilities, [7], 7, 5, candidates=True)
+    assert (tree.drafted, len(pool.tokens)) == (5, 12)
+    tree, pool = pruner.search(tokens, probabilities, [7], 7, 5, counts=[0, 3], candidates=True)
+    assert (tree.drafted, len(pool.tokens)) == (0, 0)
+
+
 def test_fewer_levels_than_made_for_and_arrays_of_other_kinds(models):
     pruner = TreePruner(models[2]["native"], levels=8)
     tokens = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
