@@ -396,7 +396,7 @@ def test_which_ngram_dart_searches_with(arguments, models, capsys):
 
     full, off = run(), run("--ngram", "off")
     assert run("--use-small-ngram")["ngrams"] == run("--ngram", "small")["ngrams"] == ["small"]
-    assert (full["ngrams"], full["ngram"]) == (["full"], str(models["ngram"]))
+    assert (full["ngrams"], full["ngram"]) == (["full"], models["ngram"].name)
     assert off["ngrams"] == [] and "ngram" not in off
     assert off["output_ids"] == full["output_ids"]
     trees = [[step["tree"]["tokens"] for step in run["steps"][1:]] for run in (full, off)]
