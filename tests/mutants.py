@@ -58,6 +58,7 @@ SAME: dict[tuple[str, str, str], str] = {
     ("dart_core/pruner_twin.py", "np.where(probabilities > 0", "Gt -> GtE"): "0 stays 0",
     ("cpp/tree_pruner.cpp", "(vector.size() < size) vector.resize", "< -> <="): "to its own size",
     ("cpp/tree_pruner.cpp", "std::size_t width = std::min", "std::min -> std::max"): "more room",
+    ("cpp/tree_pruner.cpp", "const float best = best_parent", "+ -> -"): "a bound too high",
     ("cpp/tree_pruner.cpp", "levels_[level].width = 0", "0 -> 1"): "a rank that cannot win",
     ("cpp/tree_pruner.cpp", "if (best > floor)", "> -> >="): "a score equal to the worst loses",
     ("dart_core/pruner_twin.py", "if width == 0 or not beam", "Or -> And"): "a short cut",
