@@ -17,6 +17,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -430,10 +431,10 @@ class Soak:
         ]  # fmt: skip
         for good, line in checks:
             print(f"{'ok    ' if good else 'FAILED'} {line}")
-        for line in spilt[:5]:
-            print(f"       {line}")
-        if spilt:
-            print(log[-8000:])
+        for found in re.findall(r"^.*ERROR.*$|^Traceback.*\n(?:[ \t].*\n)*.*$", log, re.MULTILINE)[
+            :10
+        ]:
+            print(found)
         if self.args.json:
             found = {
                 "arguments": {k: str(v) for k, v in vars(self.args).items()},
