@@ -102,6 +102,8 @@ def _bytes_behind(trie_path: Path) -> int:
     """How far a file goes on behind its last node. What it lacks, or what is none, is found when it
     is read.
     """
+    if not trie_path.is_file():  # to open a pipe waits for a writer
+        return 0
     with trie_path.open("rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size:
