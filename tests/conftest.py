@@ -57,6 +57,15 @@ def browser():
         chromium.close()
 
 
+@pytest.fixture(scope="module")
+def site():
+    """(arena, url) of a module's page, see ``pages.scripted_site``; some modules have their own."""
+    from pages import scripted_site
+
+    with scripted_site() as found:
+        yield found
+
+
 @pytest.fixture
 def visit(browser, site):
     """Opens tabs on the page of a module's ``site``, see ``pages.visitors``."""

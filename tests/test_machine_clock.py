@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_trio import load_engine, make_trio
+from tiny_trio import cached_trio, load_engine
 
 from dart_core.engine import Engine
 
@@ -15,9 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory) -> Engine:
-    root = make_trio(tmp_path_factory.mktemp("trio"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DART_ARENA_CACHE", str(root / "cache"))
+    with cached_trio(tmp_path_factory.mktemp("trio")) as root:
         yield load_engine(root)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tiny_trio import load_engine, make_trio
+from tiny_trio import cached_trio, load_engine
 
 from app import replays
 from app.recording import Recording
@@ -23,9 +23,7 @@ from dart_core.memory import OutOfMemory
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory) -> Engine:
-    root = make_trio(tmp_path_factory.mktemp("trio"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DART_ARENA_CACHE", str(root / "cache"))
+    with cached_trio(tmp_path_factory.mktemp("trio")) as root:
         yield load_engine(root)
 
 

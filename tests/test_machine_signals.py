@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tiny_trio import load_engine, make_trio, trio_flags
+from tiny_trio import cached_trio, load_engine, trio_flags
 
 from dart_core import engine as engines
 from dart_core.batch import read_records
@@ -18,9 +18,7 @@ from dart_core.target import Target
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    root = make_trio(tmp_path_factory.mktemp("trio"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DART_ARENA_CACHE", str(root / "cache"))
+    with cached_trio(tmp_path_factory.mktemp("trio")) as root:
         yield root
 
 

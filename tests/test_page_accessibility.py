@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 from browsing import expect
-from pages import scripted_site
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def site():
-    with scripted_site() as site:
-        yield site
 
 
 @pytest.mark.parametrize("theme", ["light", "dark", "presenter"])

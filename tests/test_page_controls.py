@@ -7,15 +7,9 @@ from urllib.parse import quote
 
 import pytest
 from browsing import expect
-from pages import MARKUP, STORY, scripted_site
+from pages import MARKUP, STORY
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def site():
-    with scripted_site() as site:
-        yield site
 
 
 def test_what_is_out_of_range_is_refused_in_place(visit, site):

@@ -7,16 +7,10 @@ import threading
 
 import pytest
 from browsing import expect
-from pages import STORY, scripted_site
+from pages import STORY
 from recorded import TEXT, recording
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def site():
-    with scripted_site() as site:
-        yield site
 
 
 def test_two_visitors_take_turns_and_see_their_own_text(visit, site):

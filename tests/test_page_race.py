@@ -6,15 +6,9 @@ import re
 
 import pytest
 from browsing import expect
-from pages import STORY, scripted_site
+from pages import STORY
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def site():
-    with scripted_site() as site:
-        yield site
 
 
 def test_a_race_fills_panels_charts_totals_and_trees(visit, site):

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 from browsing import WAIT, expect, until
-from pages import MARKUP, STORY, Script, Visitor, scripted_site, served
+from pages import MARKUP, STORY, Script, Visitor, served
 from recorded import TEXT, recording
 
 from app.race import Moved
 from app.recording import Recording
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def site():
-    with scripted_site() as site:
-        yield site
 
 
 def downloaded(tab: Visitor, button: str, path: Path) -> Path:

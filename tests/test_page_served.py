@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 from browsing import expect, free_port
-from pages import STORY, Script, Visitor, scripted_site, served
+from pages import STORY, Script, Visitor, served
 from proxy import behind_prefix
 
 from app.race import Moved
@@ -24,12 +24,6 @@ from dart_core.presets import DEMO_ASSETS
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def site():
-    with scripted_site() as site:
-        yield site
 
 
 def test_health_and_own_files(site):

@@ -7,15 +7,9 @@ import threading
 
 import pytest
 from browsing import expect, until
-from pages import STORY, scripted_site
+from pages import STORY
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def site():
-    with scripted_site() as site:
-        yield site
 
 
 def test_stop_ends_the_run_and_frees_the_device(visit, site):

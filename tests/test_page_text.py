@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 from browsing import expect
-from pages import MARKDOWN, MARKUP, SPLIT, STORY, scripted_site
+from pages import MARKDOWN, MARKUP, SPLIT, STORY
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def site():
-    with scripted_site() as site:
-        yield site
 
 
 def test_a_follow_up_continues_and_a_run_begins_anew(visit, site):

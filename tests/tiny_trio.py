@@ -5,8 +5,11 @@ as they stand from their parent folder.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 from models import head_config, random_head
 from transformers import AutoTokenizer
@@ -66,6 +69,15 @@ def load_trio(root: Path) -> DartModel:
         eagle3_model_name_or_path=root / EAGLE3,
         torch_dtype=torch.float32,
     )
+
+
+@contextmanager
+def cached_trio(root: Path) -> Iterator[Path]:
+    """``make_trio`` in a folder that holds the program's cache, too."""
+    make_trio(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DART_ARENA_CACHE", str(root / "cache"))
+        yield root
 
 
 def load_engine(root: Path) -> Engine:
