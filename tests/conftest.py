@@ -1,9 +1,12 @@
-"""What may be skipped: GPU tests without a GPU; in CI nothing else."""
+"""The order of the files, the tests' threads, and what may be skipped: GPU tests without a GPU; in
+CI nothing else.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 
@@ -12,8 +15,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in dart_core/__main__.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LONG = {"slow": 100, "browser": 10}  # a test's share of its file's weight; others have 1
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):  # one of several, each with a core of its own
+        import torch
+
+        torch.set_num_threads(1)
+
 
 def pytest_collection_modifyitems(items):
+    _longest_files_first(items)
     needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needing_gpu:
         import torch
@@ -21,6 +34,15 @@ def pytest_collection_modifyitems(items):
         if not torch.cuda.is_available():
             for item in needing_gpu:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _longest_files_first(items):
+    """A worker takes a file at a time: a long one that begins last would leave the others idle."""
+    weight = Counter()
+    for item in items:
+        marks = [LONG[mark.name] for mark in item.iter_markers() if mark.name in LONG]
+        weight[item.path] += max(marks, default=1)
+    items.sort(key=lambda item: -weight[item.path])
 
 
 def _fail_skip_in_ci(report):

@@ -367,6 +367,7 @@ def test_another_tree_of_the_twin_is_told(monkeypatch):
 # The command
 
 
+@pytest.mark.slow
 def test_record_and_tables(flags, sets, tmp_path, capsys):
     threads = torch.get_num_threads()
     figure = tmp_path / "speed.svg"

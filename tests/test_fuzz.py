@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 QUICK = "-O0 -fno-sanitize=alignment,null,object-size,vptr"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_the_core_survives_hostile_inputs_under_the_sanitizers():
     """The importer is left to the long run: it takes as long to compile as all the others. Without

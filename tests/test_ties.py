@@ -57,12 +57,14 @@ def verdicts(target: Target) -> tuple[Counter, list[int]]:
     return counts, tokens
 
 
+@pytest.mark.slow
 def test_distinct_logits_in_fp32_never_diverge():
     counts, tokens = verdicts(target_with_twins(torch.float32, exact=False))
     assert counts == {"equal": PROMPTS}
     assert {17, 18} & set(tokens)  # the near-tie did stand at the top
 
 
+@pytest.mark.slow
 def test_bf16_divergences_are_ties_with_figures():
     counts, _ = verdicts(target_with_twins(torch.bfloat16, exact=False))
     assert counts["DIFFERENT"] == 0

@@ -86,6 +86,7 @@ def rates(report: dict, engine: str) -> list[float]:
     return [report["hits"][engine]["hit@1"][0], *report["tau"]["held-out"][engine].values()]
 
 
+@pytest.mark.slow
 def test_from_nothing_to_heads_that_beat_untrained_ones(text, common, tmp_path, capsys):
     excluded = tmp_path / "evaluation.jsonl"
     excluded.write_text(json.dumps({"turns": [question(7)]}) + "\n")
@@ -182,6 +183,7 @@ def losses(folder) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
+@pytest.mark.slow
 def test_training_without_a_cache_is_the_same_training(text, common, tmp_path, capsys):
     """States that the size limit keeps off the disk are computed in every step."""
     for gib in ("1", "0"):
