@@ -228,6 +228,7 @@ def recorded_sizes(steps: Sequence[Step]) -> tuple[tuple[int, int], ...]:
     """Of each verify step of a run: drafts asked for and drafts verified. ``DraftSettings.sizes``
     repeats them. Raises ArenaError for what are no steps.
     """
+    check_kind(steps, Sequence, "the steps of the run")
     for step in steps:
         check_kind(step, Step, "a step of the run")
     return tuple(

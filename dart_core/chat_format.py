@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
+from dart_core.metrics import chosen_sizes
 from dart_core.sampling import SamplingParams
 from dart_core.step import Step
 
@@ -295,7 +296,8 @@ def closing_fields(
     """usage, metrics in vLLM's names, and the seed that sampled (None: greedy).
 
     metrics.speculative_decoding is None for plain decoding; its histogram is a list by the number
-    of accepted drafts, and per_position_acceptance is ours.
+    of accepted drafts, and per_position_acceptance and chosen_sizes are ours (see
+    ``metrics.chosen_sizes``; None unless the tree budget is auto).
     """
     new = metrics["new_tokens"]
     generation = 1000 * metrics["decode_seconds"]
@@ -306,6 +308,7 @@ def closing_fields(
         speculative["acceptance_histogram"] = [
             counts.get(accepted, 0) for accepted in range(speculative["num_spec_tokens"] + 1)
         ]
+        speculative["chosen_sizes"] = chosen_sizes(steps)
     return {
         "usage": {
             "prompt_tokens": prompt_tokens,

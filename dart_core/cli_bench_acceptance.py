@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dart_core.bench_variants import HeadDrafter, variants
 from dart_core.cli import at_least
 from dart_core.cli_bench import BUDGETS, first_turns, prompt_files
 from dart_core.cli_checks import check_models, note
-from dart_core.cli_run import load, prepare
+from dart_core.cli_run import check_tree_budgets, load, prepare
 from dart_core.drafters.dart import DartDrafter
 from dart_core.engine import Engine
 from dart_core.errors import ArenaError
@@ -32,6 +31,7 @@ from dart_core.weights import resolve
 def run_bench(args: Namespace) -> int:
     files = prompt_files(args.prompt_file)
     args.tree_budgets = args.tree_budgets or BUDGETS
+    check_tree_budgets("--tree-budgets", args.tree_budgets)
     args.max_new_tokens = 128 if args.max_new_tokens is None else args.max_new_tokens
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1, "turns": 1})
     at_least(args, {"speed_prompts": 0, "cache_gib": 0})
@@ -42,8 +42,6 @@ def run_bench(args: Namespace) -> int:
     headline = args.tree_budget
     settings = prepare(args)
     budgets = sorted({*args.tree_budgets, headline})
-    for budget in budgets:
-        replace(settings.draft, tree_budget=budget)  # raises where it is out of range
     sets = {name: first_turns(path, args) for name, path in files.items()}
 
     names = args.engines and ["ar", *(name for name in args.engines if name != "ar")]

@@ -7,7 +7,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,7 +26,7 @@ from dart_core.bench_stock import StockTarget
 from dart_core.cli import at_least, within_cores
 from dart_core.cli_bench import PARTS, SPEED_TREE_BUDGET, first_turns, prompt_files
 from dart_core.cli_checks import check_models, note
-from dart_core.cli_run import load, prepare, run_settings
+from dart_core.cli_run import check_tree_budgets, load, prepare, run_settings
 from dart_core.engine import GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.prompts import Prompt
@@ -110,12 +109,13 @@ def _checked(
     figure = {"the file of --figure": [args.figure] if args.figure else None}
     check_destination(args.json, apart_from=read | figure)
     check_destination(args.figure, "--figure", read)
+    if args.figure == "-":
+        raise ArenaError("--figure -: a picture goes to a file; name one, speed.svg say")
     if args.figure and "prompts" not in parts:
         raise ArenaError(f"--figure {args.figure}: it shows the part prompts; add it to --parts")
     check_models(args)
     settings = prepare(args)
-    for budget in args.tree_budgets or ():
-        replace(settings.draft, tree_budget=budget)  # raises where it is out of range
+    check_tree_budgets("--tree-budgets", args.tree_budgets or ())
     files = prompt_files(args.prompt_file) if "prompts" in parts else {}
     return settings, {name: first_turns(path, args) for name, path in files.items()}, files
 

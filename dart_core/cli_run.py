@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -108,13 +108,20 @@ def _device(args: Namespace) -> str | None:
     return None if args.device == "auto" else args.device
 
 
+def check_tree_budgets(flag: str, budgets: Iterable[int], otherwise: str = "") -> None:
+    """Raises ArenaError for one out of range, naming the flag. otherwise: what else it takes."""
+    for budget in budgets:
+        if not 1 <= budget <= MAX_TREE_BUDGET:
+            raise ArenaError(
+                f"{flag} {budget}: expected a number from 1 to {MAX_TREE_BUDGET}{otherwise}"
+            )
+
+
 def run_settings(args: Namespace) -> GenerationSettings:
     """The flags of ``add_run_arguments`` as settings; a sampling run without a seed gets one."""
-    if args.tree_budget != AUTO and not 1 <= args.tree_budget <= MAX_TREE_BUDGET:
+    if args.tree_budget != AUTO:
         auto = "" if args.command == "bench" else ", or auto"
-        raise ArenaError(
-            f"--tree-budget {args.tree_budget}: expected a number from 1 to {MAX_TREE_BUDGET}{auto}"
-        )
+        check_tree_budgets("--tree-budget", [args.tree_budget], auto)
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
     if sampling.greedy:
         sampling = replace(sampling, seed=None)

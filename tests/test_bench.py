@@ -359,7 +359,7 @@ def test_a_different_text_is_told(flags, sets, tmp_path, monkeypatch, capsys):
     [
         (("--limit=0",), 1, "--limit 0: expected 1 or more"),
         (("--speed-prompts=-1",), 1, "--speed-prompts -1: expected 0 or more"),
-        (("--tree-budgets=16,0",), 1, "tree budget 0 is outside 1 to 4096"),
+        (("--tree-budgets=16,0",), 1, "--tree-budgets 0: expected a number from 1 to 4096"),
         (("--tree-budget=0",), 1, "--tree-budget 0: expected a number from 1 to 4096"),
         (("--tree-budgets=some",), 2, "'some': expected numbers like 16,60"),
         (("--engines=ar,medusa",), 2, "unknown engine 'medusa'"),

@@ -418,6 +418,8 @@ def test_settings_that_cannot_be_are_refused_by_name(options, said):
 def test_only_steps_have_sizes():
     with pytest.raises(ArenaError, match="a step of the run must be a Step; got 1"):
         recorded_sizes([1])
+    with pytest.raises(ArenaError, match="the steps of the run must be a Sequence; got 5"):
+        recorded_sizes(5)
 
 
 def test_what_was_chosen_is_told_with_its_reasons(parts):

@@ -53,6 +53,13 @@ def test_an_output_below_a_file(step, tmp_path, capsys):
     assert error.startswith("error: ") and error.count("\n") == 1
 
 
+def test_a_head_is_not_trained_over_the_one_it_starts_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ("--steps", "1", "--init-from", "head", "--output", str(tmp_path / "head"))
+    assert main(["train", "dart", *DATA, *flags]) == 1
+    assert "is the folder of --init-from: the head there would be lost" in capsys.readouterr().err
+
+
 def test_an_output_that_is_an_input(tmp_path, capsys):
     text = tmp_path / "text.jsonl"
     text.write_text("{}")

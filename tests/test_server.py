@@ -25,7 +25,7 @@ from tiny_trio import BASE, DART, EAGLE3, make_trio, trio_flags
 from dart_core.chat_format import internal_error, read_request
 from dart_core.cli import main
 from dart_core.cli_api import api_key
-from dart_core.drafters import NGRAM_OFF
+from dart_core.drafters import NGRAM_OFF, DraftSettings
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.sampling import SamplingParams
@@ -163,9 +163,24 @@ def test_metrics_as_vllm_names_them(create):
         assert accepted == told["num_accepted_draft_tokens"] > 0
         assert told["mean_acceptance_length"] == 1 + accepted / told["num_spec_steps"]
         assert told["draft_acceptance_rate"] == accepted / told["num_draft_tokens"]
+        assert told["chosen_sizes"] is None
     plain = create(IDS["ar"], max_tokens=1)
     assert plain.metrics["speculative_decoding"] is None
     assert plain.metrics["mean_itl_ms"] is None
+
+
+def test_sizes_that_were_chosen_are_told(engine):
+    """So that a reader sees why no draft was made: each step with none rested."""
+    settings = GenerationSettings(
+        max_new_tokens=16, max_length=600, draft=DraftSettings(auto_budget=True)
+    )
+    with serving(ChatServer(engine, settings)) as address, client_of(address) as client:
+        answer = client.chat.completions.create(model=IDS["eagle3"], messages=HELLO, temperature=0)
+    told = answer.metrics["speculative_decoding"]
+    sizes = told["chosen_sizes"]
+    assert sizes["steps"] == told["num_spec_steps"] > 0
+    assert round(sizes["mean"] * sizes["steps"]) == told["num_draft_tokens"]
+    assert 0 <= sizes["rested"] <= sizes["steps"] and sizes["cost"] >= 1
 
 
 def test_an_unset_seed_is_drawn_told_and_good_for_a_second_time(create):

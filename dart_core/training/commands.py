@@ -125,6 +125,11 @@ def run_head(args: argparse.Namespace) -> int:
     device, dtype = compute_with(args)
     Path(args.output).mkdir(parents=True, exist_ok=True)
     check_destination(str(Path(args.output, "provenance.json")), "--output")
+    if args.init_from and Path(args.output).resolve() == Path(args.init_from).resolve():
+        raise ArenaError(
+            f"--output {args.output} is the folder of --init-from: the head there would be lost; "
+            "name another"
+        )
     from dart_core.ngram import NgramModel
     from dart_core.training.batches import BatchSource
     from dart_core.training.draft_vocab import choose_draft_vocabulary, count_tokens, draft_ids
