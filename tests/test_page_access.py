@@ -554,11 +554,21 @@ def test_every_answer_says_what_it_is_and_who_may_frame_it(site, path, kind):
     assert answer.headers["content-security-policy"] == "frame-ancestors 'self'"
 
 
-def test_the_charts_script_is_a_script(site):
+def test_the_charts_script_is_a_script_packed_or_not(site, monkeypatch):
+    from app import serve
     from app.panels import PLOTLY
 
-    answer = site.http.get(f"/{PLOTLY}")
-    assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
+    packed = site.http.get(f"/{PLOTLY}", headers={"accept-encoding": "gzip, deflate, br"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < 2_000_000
+    plain = site.http.get(f"/{PLOTLY}", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert packed.content == plain.content == serve.PLOTLY_FILE.read_bytes()
+    for answer in (packed, plain):
+        assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
+        assert answer.headers["vary"] == "Accept-Encoding"
+    monkeypatch.setattr(serve.gzip, "compress", None)  # the next visitor's is packed already
+    assert site.http.get(f"/{PLOTLY}").status_code == 200
 
 
 def test_a_local_page_has_a_local_name(site):
