@@ -72,6 +72,7 @@ class Tally:
         self._drafted += step.drafted
         self._accepted[step.accepted] += 1
         if step.drafted:
+            assert step.tree is not None
             self._deepest = max(self._deepest, int(step.tree.depths().max()))
         for stage in self._stages:
             self._stages[stage] += getattr(step.seconds, stage)

@@ -82,7 +82,7 @@ class DartRun:
         eos: frozenset[int],
     ) -> None:
         self.head, self.settings, self.static = drafter.head, settings, drafter.static
-        slots = self.head.config.draft_length
+        slots = self.head.draft_length
         caches = self.head.new_cache if self.static is None else self.static.pool.lend
         self.cache = caches(capacity + slots)
         self.observed = Observed(self.head, drafter.embed)
@@ -97,7 +97,7 @@ class DartRun:
         self.width = max(ngram.order - 1, 1) if ngram is not None else 1
         self.context = prompt[:1].tolist()  # observe brings the prompt's other tokens
 
-    def observe(self, hidden: Tensor, tokens: Tensor) -> None:
+    def observe(self, hidden: Tensor | None, tokens: Tensor) -> None:
         self.observed.add(hidden, tokens)
         self.context = (self.context + tokens[-self.width :].tolist())[-self.width :]
 
@@ -125,13 +125,11 @@ class DartRun:
         )
 
     def close(self) -> None:
-        if isinstance(self.cache, BorrowedHeadCache):
-            self.cache.close()
-        self.cache = None
+        self.cache.close()
 
     def _levels(self, limit: int) -> int:
         """How many a tree of ``limit`` drafts can have; all, where the pool is asked for."""
-        levels = self.head.config.draft_length + 1
+        levels = self.head.draft_length + 1
         return levels if self.settings.candidates else min(levels, limit)
 
     def _draft(self, hidden: Tensor, tokens: Tensor, levels: int) -> Tensor:
@@ -139,7 +137,7 @@ class DartRun:
         where there is one.
         """
         if self.static is not None and isinstance(self.cache, BorrowedHeadCache):
-            slots = self.head.config.draft_length
+            slots = self.head.draft_length
             packed = self.static.run(hidden, tokens, self.cache, _static_draft, scratch=slots)
             if packed is not None:
                 return packed

@@ -65,7 +65,7 @@ class Eagle3Run:
         self.root = -1
         self.budget = settings.tree_budget
 
-    def observe(self, hidden: Tensor, tokens: Tensor) -> None:
+    def observe(self, hidden: Tensor | None, tokens: Tensor) -> None:
         self.observed.add(hidden, tokens)
         self.root = int(tokens[-1])
 
@@ -84,9 +84,7 @@ class Eagle3Run:
         return Proposal(tree, drafted - start, perf_counter() - drafted, "torch", candidates)
 
     def close(self) -> None:
-        if isinstance(self.cache, BorrowedHeadCache):
-            self.cache.close()
-        self.cache = None
+        self.cache.close()
 
     def _draft(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """The pool after the tokens just committed, packed, on the device."""

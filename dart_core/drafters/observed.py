@@ -20,8 +20,9 @@ class Observed:
         self._hidden: list[Tensor] = []
         self._tokens: list[Tensor] = []
 
-    def add(self, hidden: Tensor, tokens: Tensor) -> None:
+    def add(self, hidden: Tensor | None, tokens: Tensor) -> None:
         """hidden [S, 3 * target hidden]; tokens int64 [S], ``tokens[i]`` follows ``hidden[i]``."""
+        assert hidden is not None, "a drafter with taps is given the target's states"
         self._hidden.append(hidden)
         self._tokens.append(tokens)
 

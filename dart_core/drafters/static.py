@@ -136,6 +136,7 @@ class HeadPass:
         if self._replay is None:
             self._replay = self._capture(lambda: self._forward(draft))
         self._replay()
+        assert self._output is not None  # since the first pass
         return self._output
 
     def _forward(self, draft: Callable[[dict[str, Tensor], Tensor], Tensor]) -> None:

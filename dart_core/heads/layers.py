@@ -102,6 +102,10 @@ class HeadCache:
         self.cosines, self.sines = rope_table(config, rows, dtype=dtype, device=device)
         self.length = 0
 
+    def close(self) -> None:
+        """End the run: its rows are freed."""
+        self.keys = self.values = self.cosines = self.sines = self.keys.new_empty(0)
+
 
 class Attention(nn.Module):
     """Attention whose q, k, v read the doubled input [embedding part | hidden part] of width 2H."""
