@@ -58,6 +58,14 @@ def not_applied(generation_config: Any) -> str:
     )
 
 
+def not_applied_notice(fields: str) -> str:
+    """``not_applied`` as a sentence."""
+    return (
+        f"the target's generation config sets {fields}: not applied here, whatever the engine, so "
+        "texts differ from those of transformers' generate"
+    )
+
+
 def loading_notices(drafters: Mapping[str, Drafter]) -> list[str]:
     """What makes the loaded engines slower, or accept less, than they could."""
     dart = drafters.get("dart")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dart_core import weights
+from dart_core.advice import not_applied, not_applied_notice
 from dart_core.drafters import DraftSettings
 from dart_core.drafters.dart import DartDrafter
 from dart_core.engine import Engine, GenerationSettings
@@ -112,6 +113,8 @@ class DartModel:
         """
         self.engine = engine
         self._load, self._dispatched = load, dispatched
+        if fields := not_applied(getattr(engine.target.model, "generation_config", None)):
+            logger.warning("%s", not_applied_notice(fields))
 
     # Loading
 

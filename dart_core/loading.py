@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dart_core import weights
-from dart_core.advice import loading_notices, not_applied
+from dart_core.advice import loading_notices, not_applied, not_applied_notice
 from dart_core.capture import require_one_gpu
 from dart_core.drafters import NGRAM_OFF
 from dart_core.drafters.dart import DartDrafter
@@ -149,10 +149,7 @@ def load_models(
     facts["notices"] = loading_notices(drafters)
     if fields := not_applied(getattr(loaded.model, "generation_config", None)):
         facts["not_applied"] = fields
-        facts["notices"].append(
-            f"the target's generation config sets {fields}: not applied here, whatever the engine, "
-            "so texts differ from those of transformers' generate"
-        )
+        facts["notices"].append(not_applied_notice(fields))
     for line in facts["notices"]:
         progress(line)
     return loaded, tokenizer, drafters, facts

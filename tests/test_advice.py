@@ -20,6 +20,7 @@ from app.facts import facts_of
 from app.layout import facts_list
 from dart_core import _native
 from dart_core.advice import short_answers
+from dart_core.api import DartModel
 from dart_core.cli import main
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
@@ -99,6 +100,18 @@ def test_a_generation_config_that_no_engine_applies_is_told_on_terminal_and_page
     assert f"<li>not applied <b>{fields}</b></li>" in facts_list(Arena(engine))
     run = {"facts": engine.facts, "settings": {"temperature": 0}}
     assert ("not applied", fields) in facts_of(run)
+
+
+def test_a_python_user_is_warned_of_what_is_not_applied(caplog):
+    engine, _ = load()
+    config = engine.target.model.generation_config
+    DartModel(engine)
+    assert caplog.records == []
+    config.no_repeat_ngram_size = 2
+    DartModel(engine)
+    [warning] = caplog.records
+    assert warning.levelname == "WARNING" and warning.name == "dart_core.api"
+    assert "generation config sets no_repeat_ngram_size 2: not applied here" in warning.message
 
 
 def test_answers_too_short_for_a_speedup_are_said(capsys):
