@@ -56,6 +56,11 @@ SAME: dict[tuple[str, str, str], str] = {
     ("dart_core/generate.py", "torch.tensor(path).to", "True -> False"): "it waits, no more",
     ("dart_core/generate.py", "len(kept) < len(proposal", "Lt -> LtE"): "cut to all of it",
     ("dart_core/pruner_twin.py", "np.where(probabilities > 0", "Gt -> GtE"): "0 stays 0",
+    ("cpp/tree_pruner.cpp", "const float clamped = prob", "> -> >="): "0 stays 0",
+    ("cpp/tree_pruner.cpp", "beam_.assign(1, {0.0F, 0})", "0 -> 1"): "the root's place is not read",
+    ("cpp/tree_pruner.cpp", "? kLowest", "< -> <="): "less is left out",
+    ("cpp/tree_pruner.cpp", "choice.score <= floor", "<= -> <"): "less is left out",
+    ("cpp/tree_pruner.cpp", "if (beam_.empty() ||", "|| -> &&"): "levels of nothing add nothing",
     ("cpp/tree_pruner.cpp", "(vector.size() < size) vector.resize", "< -> <="): "to its own size",
     ("cpp/tree_pruner.cpp", "std::size_t width = std::min", "std::min -> std::max"): "more room",
     ("cpp/tree_pruner.cpp", "const float best = best_parent", "+ -> -"): "a bound too high",
@@ -196,7 +201,7 @@ def cpp_mutants(file: str) -> Iterator[Mutant]:
         code = line.split("//")[0]
         if code.lstrip().startswith("#") or '"' in code or "to_string" in code:
             continue
-        if "__builtin_prefetch" in code or ".reserve(" in code:  # only speed depends on them
+        if "fetch(" in code or ".reserve(" in code:  # only speed depends on them
             continue
         for found in PLACES.finditer(code):
             was = found.group()
