@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import signal
 from dataclasses import replace
@@ -501,6 +502,9 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(change, cache, tmp_pat
 def test_training_needs_an_end():
     with pytest.raises(ArenaError, match="steps, tokens or minutes"):
         TrainSettings()
+    for given in ({"minutes": 0.0}, {"tokens": 0}, {"steps": 0}, {"minutes": math.inf}):
+        with pytest.raises(ArenaError, match=r"--\w+ (0|0\.0|inf): expected a number above 0"):
+            TrainSettings(**given)
 
 
 # Answers and replay -------------------------------------------------------------------------------

@@ -39,6 +39,10 @@ class TrainSettings:
                 "training needs an end: give steps, tokens or minutes (--steps, "
                 "--tokens, --minutes)"
             )
+        for name in ("steps", "tokens", "minutes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ArenaError(f"--{name} {value}: expected a number above 0")
 
 
 @dataclass(slots=True)
