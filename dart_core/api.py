@@ -83,7 +83,7 @@ def run_settings(
             eagle3_depth=depth,
             eagle3_top_k=draft_top_k,
         ),
-        stop=tuple(stop) if not isinstance(stop, str) else (stop,),
+        stop=(stop,) if isinstance(stop, str) else () if stop is None else stop,  # it checks them
         ignore_eos=ignore_eos,
     )
 
@@ -245,7 +245,12 @@ class DartModel:
                     f"to({device}): this engine was loaded on {self.device}; load it on {device}"
                 )
             del self.engine  # its memory is free before the other takes some
-            self.engine = self._load(device=wanted)
+            try:
+                self.engine = self._load(device=wanted)
+            except ArenaError as error:
+                raise ArenaError(
+                    f"to({device}): {error}; the model is gone from where it was: load it again"
+                ) from error
         return self
 
     def eval(self) -> DartModel:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ from dart_core.lfs import refuse_pointer
 from dart_core.prompts import json_object
 
 ECHOED = ("id", "prompt", "messages", "turns")  # of an input line, in its output line
+OWN = {  # fields of a line that win over the batch's settings, and those settings' names
+    **{name: name for name in ("temperature", "top_p", "top_k", "seed", "stop")},
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+}
 FIGURES = (
     "new_tokens", "verify_steps", "tau", "tokens_per_second", "decode_seconds", "total_seconds",
 )  # fmt: skip
@@ -41,19 +47,28 @@ class Share:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Share:
-        """As accelerate, torchrun or MPI has started it."""
+        """As accelerate, torchrun or MPI has started it. Raises ArenaError for variables that make
+        no share: lines would be left out in silence.
+        """
 
         def first(*names: str, default: int) -> int:
-            return next((int(environment[name]) for name in names if name in environment), default)
+            for name in names:
+                if name in environment:
+                    if not re.fullmatch(r"\d{1,9}", value := environment[name]):
+                        raise ArenaError(f"{name}={value!r:.60}: expected a number; {remedy}")
+                    return int(value)
+            return default
 
+        remedy = "unset it, or start with accelerate launch, which sets what it takes"
+        count = first("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", default=1)
         index = first("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", default=0)
-        return cls(
-            index=index,
-            count=first("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", default=1),
-            local=first(
-                "LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", default=index
-            ),
-        )
+        if not 0 <= index < count:
+            raise ArenaError(
+                f"the environment says process {index} of {count} (RANK, WORLD_SIZE or MPI's), "
+                f"which are counted from 0: {remedy}"
+            )
+        local = first("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", default=index)
+        return cls(index, count, local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +95,12 @@ class Totals:
             self.failed += 1
             return
         self.answered += 1
-        self.new_tokens += record["new_tokens"]
-        self.verify_steps += record["verify_steps"]
-        self.verified_tokens += (record["tau"] or 0.0) * record["verify_steps"]
-        self.decode_seconds += record["decode_seconds"]
+        # Who has taken figures out of the answers may still go on with them.
+        steps = record.get("verify_steps", 0)
+        self.new_tokens += record.get("new_tokens", 0)
+        self.verify_steps += steps
+        self.verified_tokens += (record.get("tau") or 0.0) * steps
+        self.decode_seconds += record.get("decode_seconds", 0.0)
 
     def __str__(self) -> str:
         told = (
@@ -162,7 +179,8 @@ class Batch:
         the disk takes no more.
         """
         if self.settings and "error" not in record:
-            record = {**record, "settings": self.settings}
+            given = _given(self._given[record["line"]])
+            record = {**record, "settings": {**self.settings, **own_settings(given)}}
         text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         # A JSON escape may hold half a character: it is escaped again.
         rest = memoryview(text.encode(errors="backslashreplace"))
@@ -200,7 +218,8 @@ class Batch:
         return totals
 
     def _merge(self, scan: _Scan) -> None:
-        with written_whole(self.output) as partial, partial.open("wb") as whole:
+        # What a link names is replaced, not the link.
+        with written_whole(self.output.resolve()) as partial, partial.open("wb") as whole:
             files = {place.path: place.path.open("rb") for place in scan.places.values()}
             for _, place in sorted(scan.places.items()):
                 files[place.path].seek(place.start)
@@ -218,7 +237,6 @@ class Batch:
             with suppress(FileNotFoundError):
                 for record, start, length in read_records(path):
                     self._check(record)
-                    self._check_settings(record.get("settings"))
                     number = record["line"]
                     scan.ordered &= path == self.output and number > last
                     last = number
@@ -229,34 +247,51 @@ class Batch:
         return scan
 
     def _check(self, record: Mapping[str, Any]) -> None:
-        """Raises ArenaError where a record does not answer the input's line of its number."""
-        echo = {name: record[name] for name in ECHOED if name in record}
+        """Raises ArenaError where a record does not answer the input's line of its number, or its
+        settings are others than that would have now.
+        """
         line = self._given.get(record["line"])
-        if line is not None:
-            given = {}
-            with suppress(ArenaError, UnicodeDecodeError):
-                given = json_object(line.text.decode())
-            if all(given.get(name) == value for name, value in echo.items()):
-                return
-        raise ArenaError(
-            f"{self.output} has an answer to line {record['line']} of another input than "
-            f"{self.source}: give another output, or remove it"
-        )
-
-    def _check_settings(self, begun: Any) -> None:
-        """Raises ArenaError where a record's settings are not this batch's."""
+        given = {} if line is None else _given(line)
+        echo = {name: record[name] for name in ECHOED if name in record}
+        if line is None or any(given.get(name) != value for name, value in echo.items()):
+            raise ArenaError(
+                f"{self.output} has an answer to line {record['line']} of another input than "
+                f"{self.source}: give another output, or remove it"
+            )
+        begun = record.get("settings")
         if not isinstance(begun, dict):  # older versions did not write them
             return
-        others = [name for name, value in self.settings.items() if begun.get(name, value) != value]
+        own = own_settings(given)
+        asked = {**self.settings, **own}
+        others = [name for name, value in asked.items() if begun.get(name, value) != value]
         if others:
             was, now = (
                 ", ".join(f"{name.replace('_', ' ')} {settings[name]!r}" for name in others)
-                for settings in (begun, self.settings)
+                for settings in (begun, asked)
             )
-            raise ArenaError(
-                f"{self.output} was begun with {was}; this command says {now}: give the same, or "
-                "another output"
-            )
+            told = f"was begun with {was}; this command says {now}"
+            if not own.keys().isdisjoint(others):
+                told = f"has line {record['line']} with {was}; {self.source} now says {now}"
+            raise ArenaError(f"{self.output} {told}: give the same, or another output")
+
+
+def own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line of the input sets of its own, under the names and in the forms of a batch's
+    settings; the last of two names wins.
+    """
+    own = {OWN[name]: value for name, value in given.items() if name in OWN and value is not None}
+    if isinstance(own.get("stop"), str):
+        own["stop"] = [own["stop"]]
+    if own.get("top_p") == 0:
+        own["top_p"] = 1.0  # both are off
+    return own
+
+
+def _given(line: Line) -> dict[str, Any]:
+    """A line's object; empty for one that holds none."""
+    with suppress(ArenaError, UnicodeDecodeError):
+        return json_object(line.text.decode())
+    return {}
 
 
 def require_input(path: Path) -> None:

@@ -25,6 +25,7 @@ USED = {
     "model", "messages", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options",
     "ignore_eos", "chat_template_kwargs", *SAMPLING,
 }  # fmt: skip
+MOST_STOPS = 64  # every step looks for each
 PASSED_OVER = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "parallel_tool_calls",
@@ -72,13 +73,19 @@ def internal_error(error: Exception) -> RequestError:
     return RequestError(message, status=500, kind="server_error")
 
 
+def no_room(error: ArenaError) -> RequestError:
+    """What clients are told where memory lacks now, before their run has begun."""
+    return RequestError(str(error), status=503, kind="server_error", code="out_of_memory")
+
+
 def error_object(error: ArenaError) -> dict[str, Any]:
-    """The object that clients look for."""
+    """The object that clients look for. A field's name may hold half a character."""
+    param = getattr(error, "param", None)
     return {
         "error": {
             "message": str(error),
             "type": getattr(error, "kind", "invalid_request_error"),
-            "param": getattr(error, "param", None),
+            "param": param and param.encode(errors="backslashreplace").decode(),
             "code": getattr(error, "code", None),
         }
     }
@@ -89,7 +96,8 @@ def error_object(error: ArenaError) -> dict[str, Any]:
 
 def model_ids(engine: Engine) -> dict[str, str]:
     """Id to engine, DART first: the preset's or the target's name with the engine's behind it."""
-    base = engine.facts.get("preset") or Path(engine.facts.get("target", "target")).name
+    target = Path(engine.facts.get("target", "target"))
+    base = engine.facts.get("preset") or target.name or target.resolve().name
     names = sorted(engine.drafters, key=("dart", "eagle3", "ar").index)
     return {f"{base}-{name}": name for name in names}
 
@@ -191,6 +199,10 @@ def with_fields(said: Mapping[str, Any], settings: GenerationSettings) -> Genera
                 settings = replace(settings, max_new_tokens=said[name])
     if "stop" in said:
         stop = said["stop"]
+        if isinstance(stop, list) and len(stop) > MOST_STOPS:
+            raise RequestError(
+                f"stop: {len(stop)} texts; expected {MOST_STOPS} at most", param="stop"
+            )
         with of_field("stop"):
             settings = replace(settings, stop=(stop,) if isinstance(stop, str) else stop)
     return settings

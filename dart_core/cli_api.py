@@ -90,6 +90,8 @@ def run_api(args: Namespace) -> int:
             )
         names = args.engines and list(dict.fromkeys(["ar", *args.engines]))
         engine = load(args, names)
+        if settings.draft.auto_budget:
+            _ = engine.verify_cost  # measured now, with nothing beside it; no request waits for it
         server = ChatServer(
             engine,
             settings,

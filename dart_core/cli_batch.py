@@ -65,6 +65,10 @@ def run_batch(args: Namespace) -> int:
     at_least(args, {"max_new_tokens": 1, "max_length": 2, "limit": 1})
     if str(args.output) == "-":
         raise ArenaError("OUTPUT -: batch writes a file, so that it can go on after a crash")
+    if args.output.exists() and not (args.output.is_file() or args.output.is_dir()):
+        raise ArenaError(
+            f"OUTPUT {args.output} is no regular file: batch reads it again to go on after a crash"
+        )
     trio = check_models(args)
     check_destination(str(args.output), "OUTPUT")
     require_input(args.input)
@@ -180,6 +184,8 @@ def _own_gpu(share: Share) -> str:
 
 
 def _in_words(error: Exception) -> str:
+    if isinstance(error, ArenaError):
+        return str(error)
     if is_out_of_memory(error):
         return "out of memory: lower max_tokens, --max-length or --tree-budget"
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

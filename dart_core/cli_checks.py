@@ -60,7 +60,18 @@ def _prompts(args: Namespace) -> list[Prompt]:
         return [Prompt("prompt", ids=args.prompt_ids)]
     if args.prompt is None:
         raise ArenaError("no prompt: give --prompt, --prompt-file or --prompt-ids")
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt = _stdin() if args.prompt == "-" else args.prompt
     if not prompt:
         raise ArenaError("the prompt is empty: give --prompt some text")
     return [Prompt("prompt", turns=(prompt,))]
+
+
+def _stdin() -> str:
+    if sys.stdin is None:
+        raise ArenaError("--prompt -: there is no standard input; give the text itself")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ArenaError(
+            f"--prompt -: standard input is no {error.encoding} text: {error}"
+        ) from None

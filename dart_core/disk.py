@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dart_core.errors import ArenaError
@@ -20,12 +20,15 @@ LOCKED = {errno.EROFS, errno.EACCES, errno.EPERM}
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A name beside ``path`` to write to; the file gets its own name once it is whole, so that
-    whatever ends the process leaves the old one or the new one.
+    whatever ends the process leaves the old one or the new one. A file that is replaced leaves
+    its rights to the new one.
     """
     path = Path(path)
     partial = path.with_name(f"{path.name}.partial")
     try:
         yield partial
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

@@ -107,7 +107,7 @@ def prompt_of(record: dict, default_name: str) -> Prompt:
             "expected exactly one of turns, prompt and messages, got "
             + (" and ".join(given) or "fields " + (", ".join(record) or "none"))
         )
-    name = str(record.get("id", default_name))
+    name = default_name if record.get("id") is None else str(record["id"])
     value = record[given[0]]
     if given[0] == "messages":
         messages = check_messages(value)

@@ -21,6 +21,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -36,6 +37,7 @@ from dart_core.chat_format import (
     internal_error,
     model_ids,
     model_object,
+    no_room,
     no_such_model,
     of_field,
     read_request,
@@ -234,8 +236,10 @@ class ChatServer:
         asked = read_request(
             await _json_body(request), self.models, self.defaults, self.enable_thinking
         )
-        with of_field("messages"):
-            prompt = self.engine.chat_ids(asked.messages, enable_thinking=asked.enable_thinking)
+        with of_field("messages"):  # a long one takes seconds: in a thread, the others go on
+            prompt = await run_in_threadpool(
+                self.engine.chat_ids, asked.messages, enable_thinking=asked.enable_thinking
+            )
         # Before it waits: what the engine refuses is refused at once.
         steps = self.engine.stream(prompt, asked.engine, asked.settings)
         run = self.device.start(steps, visitor(request.scope))
@@ -274,7 +278,8 @@ class _Answer:
 
     def closing(self) -> dict[str, Any]:
         metrics = summarize(self.steps)
-        self.server.log(f"{self.asked.model}: {figures(metrics)}, finish {self.reason}")
+        with suppress(OSError):  # nobody reads the log any more; the client reads its answer
+            self.server.log(f"{self.asked.model}: {figures(metrics)}, finish {self.reason}")
         return closing_fields(
             self.asked.engine, self.prompt_tokens, self.steps, metrics, self.run.queue_seconds
         )
@@ -377,7 +382,7 @@ async def _json_body(request: Request) -> Any:
         return json.loads(await request.body())
     except ClientDisconnect:
         raise RequestError("the client went away", status=CLIENT_GONE) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also: numbers too long, lists too deep
         raise RequestError(f"the body is not JSON: {error}") from error
 
 
@@ -400,6 +405,9 @@ def _told(status: int, sentence: str) -> dict[str, Any]:
 
 
 def _refuse(request: Request, error: ArenaError) -> Response:
+    if isinstance(error, MemoryError):
+        logger.error("%s", error)  # the operator's to mend; to the client it may pass
+        error = no_room(error)
     status = getattr(error, "status", 400)
     headers = {"Retry-After": "1"} if status in (429, 503) else None
     return JSONResponse(error_object(error), status, headers)

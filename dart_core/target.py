@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from dart_core.cache import KVCache, free_memory
 from dart_core.capture import Capture, CudaGraphs, require_one_gpu, run_eagerly
 from dart_core.errors import ArenaError
+from dart_core.memory import OutOfMemory, is_out_of_memory
 from dart_core.packing import RowLinear, pack_layers
 from dart_core.static_shapes import StaticVerify
 from dart_core.threads import cores_for_kernels
@@ -231,7 +232,7 @@ class Target:
         self._static = StaticVerify(self, capture)
 
     def check_room(self, capacity: int) -> None:
-        """Raises ArenaError, with the figures, where a cache of ``capacity`` rows would not fit
+        """Raises OutOfMemory, with the figures, where a cache of ``capacity`` rows would not fit
         into the memory that is free now.
         """
         if self._static is not None and self._static.pool.fits(capacity):
@@ -240,7 +241,7 @@ class Target:
         if shortage and self._static is not None and self._static.pool.clear():
             shortage = self.shortage(capacity)
         if shortage:
-            raise ArenaError(shortage)
+            raise OutOfMemory(shortage)
 
     def shortage(self, capacity: int) -> str | None:
         """What a cache of ``capacity`` rows lacks in memory, with the figures; None: nothing."""
@@ -266,14 +267,18 @@ class Target:
         }
 
     def new_cache(self, capacity: int) -> KVCache:
-        """An empty cache of ``capacity`` rows for one run. Raises ArenaError where memory lacks."""
+        """An empty cache of ``capacity`` rows for one run. Raises OutOfMemory where it does not
+        fit.
+        """
         self.check_room(capacity)
         try:
             if self._static is not None:
                 return self._static.pool.lend(capacity)
             return KVCache(capacity=capacity, **self.cache_layout)
-        except RuntimeError as error:  # so torch says it, on a CPU and on a GPU
-            raise ArenaError(
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
                 f"no memory for a run of {capacity} tokens, prompt and draft tree included; "
                 f"{SHORTER}"
             ) from error

@@ -25,6 +25,7 @@ from dart_core import (
 from dart_core.api import prompt_row, run_settings
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
+from dart_core.memory import OutOfMemory
 from dart_core.ngram import NgramModel
 from dart_core.sampling import SamplingParams
 
@@ -492,6 +493,18 @@ def test_to_another_device_loads_it_there(model, monkeypatch):
     assert asked == [torch.device("cpu")]
     with pytest.raises(ArenaError, match="was loaded on cuda:0; load it on cpu"):
         DartModel(model.engine).to("cpu")
+
+    def full(*, device):
+        raise OutOfMemory("no room for the target")
+
+    with pytest.raises(ArenaError, match=r"to\(cpu\): no room for the target; the model is gone"):
+        DartModel(model.engine, load=full).to("cpu")
+
+
+def test_no_stop_and_what_is_none():
+    assert run_settings(stop=None).stop == ()
+    with pytest.raises(ArenaError, match="stop strings come as a list of texts, got 5"):
+        run_settings(stop=5)
 
 
 def test_a_loaded_target_and_ngram_are_shared(model):

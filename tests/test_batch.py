@@ -226,7 +226,7 @@ def test_failures_of_the_machine(flags, source, tmp_path, monkeypatch, capsys, e
     assert run(source, output, flags) == 0
     assert records(output)[1] == {
         "line": 2,
-        "error": "out of memory: lower max_tokens, --max-length or --tree-budget",
+        "error": "out of memory while generating: 1 GiB more were asked for",
     }
     calls.clear()
     failing.clear()
@@ -241,6 +241,19 @@ def test_failures_of_the_machine(flags, source, tmp_path, monkeypatch, capsys, e
     assert error == (
         "error: 3 lines in a row failed, the last with RuntimeError: device-side assert"
     )
+
+
+def test_a_shortage_of_memory_ends_the_batch_before_it_spoils_the_rest(
+    flags, source, tmp_path, monkeypatch, capsys, expected
+):
+    output = tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr("dart_core.target.free_memory", lambda device: 100)
+        assert run(source, output, flags) == 1
+    assert len(records(output)) == 2
+    assert "3 lines in a row failed, the last with no memory for a run" in capsys.readouterr().err
+    assert run(source, output, flags, "--retry-errors") == 0
+    assert records(output) == expected
 
 
 def test_the_first_lines_alone_and_then_the_rest(flags, source, tmp_path, expected):
@@ -289,12 +302,49 @@ def test_an_output_is_of_one_set_of_settings(flags, source, tmp_path, capsys, mo
     assert [record.get("engine") for record in records(output)][:3] == ["dart", "dart", "ar"]
 
 
+def test_an_answer_has_the_settings_of_its_line(flags, tmp_path, capsys, monkeypatch):
+    own = {"prompt": "hi", "temperature": 0.9, "top_p": 0, "seed": 7, "max_tokens": 3, "stop": "z"}
+    source, output = written(tmp_path / "in.jsonl", [own, {"prompt": "ho"}]), tmp_path / "out.jsonl"
+    assert run(source, output, flags) == 0
+    settings, plain = (record["settings"] for record in records(output))
+    expected = {"temperature": 0.9, "top_p": 1.0, "seed": 7, "max_new_tokens": 3, "stop": ["z"]}
+    assert settings == {**plain, **expected}
+    assert run(source, output, flags) == 0  # they are the same still
+    before = output.read_bytes()
+    capsys.readouterr()
+    monkeypatch.setattr(cli_run, "load", None)
+    for change, was, now in (
+        ({"temperature": 0}, "temperature 0.9", "temperature 0"),
+        ({"max_tokens": 4, "stop": ["z"]}, "max new tokens 3", "max new tokens 4"),
+        ({"max_tokens": None}, "max new tokens 3", "max new tokens 16"),
+    ):
+        written(source, [{**own, **change}, {"prompt": "ho"}])
+        assert run(source, output, flags) == 1
+        error = capsys.readouterr().err
+        assert was in error and now in error and "give the same, or another output" in error
+    assert output.read_bytes() == before
+
+
+def test_a_link_stays_one_and_rights_stay(flags, tmp_path):
+    lines = [{"prompt": "hi", "max_tokens": 2}, {"prompt": "ho", "max_tokens": 0}]
+    source, kept = written(tmp_path / "in.jsonl", lines), tmp_path / "kept" / "answers.jsonl"
+    kept.parent.mkdir()
+    kept.touch(mode=0o600)
+    (tmp_path / "out.jsonl").symlink_to(kept)
+    assert run(source, tmp_path / "out.jsonl", flags) == 0
+    written(source, [lines[0], {"prompt": "ho", "max_tokens": 2}])
+    assert run(source, tmp_path / "out.jsonl", flags, "--retry-errors") == 0
+    assert (tmp_path / "out.jsonl").is_symlink() and kept.stat().st_mode & 0o777 == 0o600
+    assert [record["line"] for record in records(kept)] == [1, 2]
+    assert "error" not in records(kept)[1]
+
+
 def test_answers_of_a_version_that_wrote_no_settings_are_continued(source, tmp_path):
     output = written(tmp_path / "out.jsonl", [{"line": 1, "id": "a", "prompt": "Hello", "new": 1}])
     kept = Batch(source, output, settings={"temperature": 1.0})
     assert kept.done == 1
-    kept.write({"line": 2, "error": "no memory"})
-    kept.write({"line": 3, "response": "yes"})
+    kept.write({"line": 3, "error": "no memory"})
+    kept.write({"line": 2, "response": "yes"})
     kept._file.close()
     assert "settings" not in records(output)[1]
     with pytest.raises(ArenaError, match=r"begun with temperature 1\.0; this command says temper"):
@@ -365,6 +415,22 @@ def test_who_a_process_is(environment, share):
     assert Share.of_environment(environment) == share
 
 
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"RANK": "1"}, "process 1 of 1 .*counted from 0"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "process 4 of 4"),
+        ({"WORLD_SIZE": "0"}, "process 0 of 0"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE='': expected a number; unset it"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK='-1': expected a number"),
+    ],
+)
+def test_an_environment_that_makes_no_share_is_refused(environment, says):
+    """And does not leave lines out without a word."""
+    with pytest.raises(ArenaError, match=says):
+        Share.of_environment(environment)
+
+
 def test_every_process_takes_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert cli_batch._own_gpu(Share(5, 8, local=1)) == "cuda:1"
@@ -412,6 +478,8 @@ def test_answers_to_other_prompts_are_not_continued(source, tmp_path):
         (["{}/in.jsonl", "-"], "batch writes a file"),
         (["{}/in.jsonl", "/no/such/out.jsonl"], "OUTPUT /no/such/out.jsonl: no folder /no/such"),
         (["{}/in.jsonl", "{}"], "this is a folder"),
+        (["{}/in.jsonl", "/dev/null"], "OUTPUT /dev/null is no regular file"),
+        (["{}/in.jsonl", "{}/pipe"], "/pipe is no regular file: batch reads it again"),
         (["{}/in.jsonl", "{}/out.jsonl", "--temperature=-1"], "temperature -1.0 is outside"),
         (["{}/in.jsonl", "{}/out.jsonl", "--limit=0"], "--limit 0: expected 1 or more"),
         (["{}/in.jsonl", "{}/out.jsonl", "--preset=qwen3-9b"], "known presets: demo"),
@@ -419,6 +487,7 @@ def test_answers_to_other_prompts_are_not_continued(source, tmp_path):
 )
 def test_what_can_be_mended_is_one_line(arguments, says, source, tmp_path, capsys):
     (tmp_path / "empty.jsonl").write_text("\n\n")
+    os.mkfifo(tmp_path / "pipe")
     given = [argument.replace("{}", str(tmp_path)) for argument in arguments]
     models = [] if any("preset" in argument for argument in given) else ["--preset=demo"]
     assert main(["batch", *given, *models]) == 1

@@ -21,8 +21,8 @@ from dart_core.engine import Engine
 from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, Eagle3Head, save_head
 from dart_core.ngram import build_ngram
-from dart_core.presets import DEMO_TARGET
-from dart_core.report import check_destination, model_name, write_json
+from dart_core.prompts import read_prompt_file
+from dart_core.report import check_destination, write_json
 from dart_core.target import Target
 from dart_core.text import full_decode
 
@@ -162,12 +162,10 @@ def test_no_folder_of_this_machine_is_told(arguments, models, capsys):
         run = json.loads(told.out)
         for part, flag in named.items():
             if part in run:
-                assert run[part] == Path(models[flag]).name
+                assert run[part] == "/".join(Path(models[flag]).parts[-2:])
         assert run["target"] and str(Path(models["base"]).parent) not in told.out
         if command == "compare":
             assert f"{run['target']} on " in told.err
-    assert model_name(DEMO_TARGET) == "SmolLM2-135M-Instruct"
-    assert model_name("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
 
 
 def test_compare_says_what_was_chosen(arguments, capsys):
@@ -235,6 +233,25 @@ def test_a_file_of_one_prompt_is_still_a_list(arguments, prompt_file, capsys):
     flags = ["--prompt-file", str(prompt_file), "--limit", "1", "--max-new-tokens", "2"]
     assert main(["generate", *arguments, *flags, "--json", "-"]) == 0
     assert len(json.loads(capsys.readouterr().out)["results"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("stdin", "says"),
+    [
+        (None, "--prompt -: there is no standard input"),
+        (io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"), "input is no utf-8 text"),
+    ],
+)
+def test_a_standard_input_that_gives_no_prompt_is_one_line(stdin, says, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["generate", "--preset=demo", "--prompt", "-"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says in error and error.count("\n") == 1
+
+
+def test_an_id_of_null_is_none(tmp_path):
+    (tmp_path / "some.jsonl").write_text('{"id": null, "prompt": "x"}\n{"id": 0, "prompt": "x"}')
+    assert [each.name for each in read_prompt_file(tmp_path / "some.jsonl")] == ["some:1", "0"]
 
 
 def test_prompts_as_ids_raw_and_from_stdin(arguments, tokenizer, capsys, monkeypatch):

@@ -29,6 +29,7 @@ from dart_core.drafters import DraftSettings
 from dart_core.drafters.autoregressive import AutoregressiveDrafter
 from dart_core.errors import ArenaError
 from dart_core.generate import generate
+from dart_core.memory import OutOfMemory
 from dart_core.sampling import SamplingParams
 from dart_core.target import Target
 from dart_core.tree import DraftTree
@@ -295,7 +296,7 @@ def test_a_cache_beyond_the_free_memory_is_refused_with_the_figures(target, monk
         ArenaError, match=r"101 tokens.*take 0\.0 GiB, cpu has 0\.0 GiB free; lower"
     ):
         target.new_cache(101)
-    with pytest.raises(ArenaError, match="no memory for a run of 103 tokens"):
+    with pytest.raises(OutOfMemory, match="no memory for a run of 103 tokens"):
         run(
             target,
             AutoregressiveDrafter(),
@@ -303,6 +304,24 @@ def test_a_cache_beyond_the_free_memory_is_refused_with_the_figures(target, monk
             max_new_tokens=90,
             settings=DraftSettings(tree_budget=9),
         )
+
+
+@pytest.mark.parametrize(
+    ("error", "raises"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
+        (RuntimeError("CUDA error: device-side assert triggered"), RuntimeError),
+    ],
+)
+def test_only_a_lack_of_memory_is_told_as_one(target, monkeypatch, error, raises):
+    def fail(**options):
+        raise error
+
+    monkeypatch.setattr("dart_core.target.KVCache", fail)
+    with pytest.raises(Exception, match=r"no memory for a run|device-side") as told:
+        target.new_cache(9)
+    assert type(told.value) is raises
 
 
 def test_free_memory_is_what_the_system_tells(monkeypatch):

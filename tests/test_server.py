@@ -257,6 +257,7 @@ def test_lengths_and_stops(create, expected):
         ({"extra_body": {"tempreature": 1}}, "tempreature", "unknown field 'tempreature'"),
         ({"extra_body": {"ignore_eos": 1}}, "ignore_eos", "must be true or false, got 1"),
         ({"extra_body": {"chat_template_kwargs": {"x": 1}}}, "chat_template_kwargs", "expected an"),
+        ({"extra_body": {"stop": ["x"] * 65}}, "stop", "stop: 65 texts; expected 64 at most"),
         ({"extra_body": {"stop": 5}}, "stop", "stop strings come as a list of texts, got 5"),
         (
             {"extra_body": {"max_tokens": "9"}},
@@ -313,6 +314,8 @@ def test_what_is_no_request(served):
             (b"{", 400, "the body is not JSON"),
             (b"[" * 100_000, 400, "the body is not JSON"),
             (b"\xff", 400, "the body is not JSON"),
+            (b'{"max_tokens": ' + b"1" * 5000 + b"}", 400, "the body is not JSON"),
+            (b'{"\\ud800": 1}', 400, r"unknown field '\ud800'"),
             (b"[]", 400, r"expected a JSON object, got []"),
             (b'{"model": "dart"}', 400, "messages are missing"),
             (b" " * (MAX_BODY + 1), 413, "larger than"),
@@ -556,6 +559,56 @@ def test_out_of_memory_in_words():
     assert error.status == 500 and str(error).startswith("the device ran out of memory: ask for")
 
 
+def test_no_room_now_is_not_the_clients_fault(served, create, monkeypatch, caplog):
+    monkeypatch.setattr("dart_core.target.free_memory", lambda device: 100)
+    with pytest.raises(openai.InternalServerError, match="no memory for a run of") as refusal:
+        create(max_tokens=5)
+    assert (refusal.value.status_code, refusal.value.code) == (503, "out_of_memory")
+    assert "no memory for a run of" in caplog.text
+    monkeypatch.undo()
+    assert create(max_tokens=5).usage.completion_tokens == 5
+
+
+def test_a_log_that_nobody_reads_costs_no_answer(engine):
+    def log(line):
+        raise BrokenPipeError
+
+    with (
+        serving(ChatServer(engine, GenerationSettings(max_new_tokens=4), log=log)) as address,
+        client_of(address) as client,
+    ):
+        answer = client.chat.completions.create(model="ar", messages=HELLO)
+        assert answer.usage.completion_tokens == 4
+
+
+def test_a_long_prompt_holds_nobody_up(engine):
+    """It is tokenised beside the loop that serves the others."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Engine):
+        def chat_ids(self, *arguments, **options):
+            begun.set()
+            assert go_on.wait(60)
+            return super().chat_ids(*arguments, **options)
+
+    slow = Slow(engine.target, engine.tokenizer, engine.drafters, engine.facts)
+    with serving(ChatServer(slow, GenerationSettings(max_new_tokens=2))) as address:
+        answers = []
+
+        def ask():
+            with client_of(address) as client:
+                answers.append(client.chat.completions.create(model="ar", messages=HELLO))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert begun.wait(60)
+        assert httpx.get(f"{address}/healthz", timeout=60).json()["status"] == "ready"
+        assert answers == []
+        go_on.set()
+        asking.join(60)
+    assert answers[0].usage.completion_tokens == 2
+
+
 def test_a_server_that_ends_tells_who_is_being_answered(gated):
     with client_of(gated.address) as client:
         stream = client.chat.completions.create(
@@ -609,6 +662,23 @@ def _enough(*_args, **_options):
 
 
 # The command --------------------------------------------------------------------------------------
+
+
+def test_what_sizes_cost_is_measured_before_anybody_asks(monkeypatch, capsys):
+    measured = []
+
+    class Measured:
+        @property
+        def verify_cost(self):
+            measured.append(True)
+
+    monkeypatch.setattr("dart_core.cli_run.load", lambda *_: Measured())
+    monkeypatch.setattr("dart_core.server.ChatServer", _enough)
+    for budget, times in (("auto", 1), ("9", 1)):
+        flags = ["--preset=demo", "--server-port=0", f"--tree-budget={budget}"]
+        assert main(["api", *flags]) == 1
+        assert "enough" in capsys.readouterr().err
+        assert len(measured) == times
 
 
 def test_the_command_serves_and_ends(trio, tmp_path):
