@@ -27,7 +27,10 @@ WINDOW = 4  # tokens kept as left context when the decode window moves on
 # Prompts ------------------------------------------------------------------------------------------
 
 
-def _check_text(text: str, what: str) -> None:
+def check_text(text: object, what: str) -> None:
+    """Raises ArenaError unless ``text`` is a text of whole characters."""
+    if not isinstance(text, str):
+        raise ArenaError(f"{what} must be a text, got {text!r:.60}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -57,7 +60,7 @@ def check_messages(messages: object) -> list[dict[str, str]]:
             raise ArenaError(
                 f"message {number} ({role}) needs text as its content, got {content!r:.80}"
             )
-        _check_text(content, f"message {number} ({role})")
+        check_text(content, f"message {number} ({role})")
     if messages[-1]["role"] != "user":
         raise ArenaError(
             f"the last message must be from the user, got role {messages[-1]['role']!r}"
@@ -86,7 +89,7 @@ def chat_prompt_ids(
             "give the text as it stands, with --raw (raw=True in Python)"
         )
     if system_prompt and conversation[0]["role"] != "system":
-        _check_text(system_prompt, "the system prompt")
+        check_text(system_prompt, "the system prompt")
         conversation.insert(0, {"role": "system", "content": system_prompt})
     import jinja2
 
@@ -106,7 +109,7 @@ def chat_prompt_ids(
 
 def raw_prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a text as it stands: special tokens written in it count, none are added around it."""
-    _check_text(text, "the prompt")
+    check_text(text, "the prompt")
     return [int(token) for token in tokenizer.encode(text, add_special_tokens=False, **QUIET)]
 
 

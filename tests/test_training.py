@@ -22,7 +22,7 @@ from dart_core.drafters.eagle3 import Eagle3Drafter
 from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, Eagle3Head, load_dart_head
 from dart_core.training import answers
-from dart_core.training.answers import AnswerSettings, write_answers
+from dart_core.training.answers import AnswerSettings, read_questions, write_answers
 from dart_core.training.batches import BatchSource, choose_anchors, collate
 from dart_core.training.data import ChatEncoder, Sequence, read_records, split
 from dart_core.training.decoding import continue_prompts, draw
@@ -555,7 +555,7 @@ def test_answers_resume_to_the_same_file(tmp_path):
         for count in counts:
             write_answers(
                 *arguments, tmp_path / name, replace(settings, conversations=count),
-                prompts=[prompts], log=lambda _: None,
+                questions=read_questions([prompts]), log=lambda _: None,
             )  # fmt: skip
         return list(read_records([tmp_path / name]))
 
@@ -571,7 +571,9 @@ def test_answers_resume_to_the_same_file(tmp_path):
     for part in ((0, 2), (1, 2)):  # batches 0 and 2, of four, four and one; then batch 1
         output = tmp_path / f"part{part[0]}.jsonl"
         options = replace(settings, conversations=99, part=part)
-        write_answers(*arguments, output, options, prompts=[prompts], log=lambda _: None)
+        write_answers(
+            *arguments, output, options, questions=read_questions([prompts]), log=lambda _: None
+        )
         parts.append(list(read_records([output])))
     assert parts[0][:4] + parts[1] + parts[0][4:5] == whole
     with (tmp_path / "parts.jsonl").open("a") as file:  # a kill in the middle of a write
@@ -579,7 +581,10 @@ def test_answers_resume_to_the_same_file(tmp_path):
     assert written("parts.jsonl", 9) == whole
     with pytest.raises(ArenaError, match="begun with --batch 4, not 8"):
         write_answers(
-            *arguments, tmp_path / "parts.jsonl", replace(settings, batch=8), prompts=[prompts]
+            *arguments,
+            tmp_path / "parts.jsonl",
+            replace(settings, batch=8),
+            questions=read_questions([prompts]),
         )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dart_core.disk import disk_told, written_whole
 from dart_core.errors import ArenaError
 from dart_core.progress import ProgressBar, duration
-from dart_core.training.data import PROBE, ChatEncoder, read_records, user_texts
+from dart_core.training.data import ASKED, PROBE, ChatEncoder, read_records, user_texts
 from dart_core.training.decoding import continue_prompts
 from dart_core.training.overlap import OverlapFilter
 from dart_core.training.templates import Templates
@@ -128,7 +128,7 @@ def write_answers(
     output: str | Path,
     settings: AnswerSettings,
     *,
-    prompts: Sequence[str | Path] = (),
+    questions: Sequence[str] = (),
     templates: Templates | None = None,
     exclude: OverlapFilter | None = None,
     log: Callable[[str], None] | None = None,
@@ -136,8 +136,8 @@ def write_answers(
     """Append conversations to ``output`` (JSONL) until it holds ``settings.conversations`` or time
     is up; answers that are being written then are kept as cut ones.
 
-    prompts: JSONL files with prompt, turns or messages, whose first user turns are answered in
-    order. Without any, ``templates`` and the target ask. exclude: conversations that hit it are
+    questions: first user turns that are answered in order (``read_questions``). Without any,
+    ``templates`` and the target ask. exclude: conversations that hit it are
     dropped. log: where lines of progress go (default: a bar on stderr). Returns the number of
     conversations in the file.
     """
@@ -146,12 +146,11 @@ def write_answers(
     state = _State(output, settings.lasting())
     clock = _Clock(state, settings, log)
     writer = _Writer(model, tokenizer, settings, clock)
-    questions = _questions(prompts, templates, settings)
     index, parts = settings.part
     number = state.batches * parts + index
-    questions = itertools.islice(questions, number, None, parts)
+    batches = itertools.islice(_batches(questions, templates, settings), number, None, parts)
     while state.written < settings.conversations and clock.goes_on():
-        firsts = next(questions, None)
+        firsts = next(batches, None)
         if firsts is None:
             clock.say("the prompt files hold no more prompts")
             break
@@ -223,14 +222,25 @@ def is_finished(output: str | Path, settings: AnswerSettings) -> int | None:
     return state.written if over or state.written >= settings.conversations else None
 
 
-def _questions(
-    paths: Sequence[str | Path], templates: Templates | None, settings: AnswerSettings
+def read_questions(paths: Sequence[str | Path]) -> list[str]:
+    """The first user turn of every record of JSONL files with prompt, turns or messages. Raises
+    ArenaError where a record, or all files together, hold none.
+    """
+    texts = [user_texts(record)[0] for record in read_records(paths, ASKED)]
+    if paths and not texts:
+        raise ArenaError(
+            f"{', '.join(map(str, paths))}: no prompt to answer; expected a JSON object a line"
+        )
+    return texts
+
+
+def _batches(
+    questions: Sequence[str], templates: Templates | None, settings: AnswerSettings
 ) -> Iterator[Sequence[str | None]]:
     """Batches of first user turns; None where the target is to ask."""
-    if paths:
-        texts = [user_texts(record)[0] for record in read_records(paths) if user_texts(record)]
-        for start in range(0, len(texts), settings.batch):
-            yield texts[start : start + settings.batch]
+    if questions:
+        for start in range(0, len(questions), settings.batch):
+            yield questions[start : start + settings.batch]
         return
     count = round(settings.batch * settings.template_share) if templates else 0
     for number in itertools.count():

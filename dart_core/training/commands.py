@@ -36,7 +36,12 @@ def run_data(args: argparse.Namespace) -> int:
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     read = [*args.prompts, *args.exclude, *([args.templates] if args.templates else [])]
     check_destination(args.output, "--output", {"an input": read})
-    from dart_core.training.answers import AnswerSettings, is_finished, write_answers
+    from dart_core.training.answers import (
+        AnswerSettings,
+        is_finished,
+        read_questions,
+        write_answers,
+    )
     from dart_core.training.overlap import OverlapFilter
     from dart_core.training.templates import OWN, Templates
 
@@ -57,14 +62,15 @@ def run_data(args: argparse.Namespace) -> int:
     if (count := is_finished(args.output, settings)) is not None:
         print(f"{count} conversations in {args.output}: it is finished")
         return 0
-    model, tokenizer = load_target(args, device, dtype)
+    questions = read_questions(args.prompts)
     exclude = OverlapFilter(args.exclude, args.exclude_words) if args.exclude else None
+    model, tokenizer = load_target(args, device, dtype)
     count = write_answers(
         model,
         tokenizer,
         args.output,
         settings,
-        prompts=args.prompts,
+        questions=questions,
         templates=templates,
         exclude=exclude,
     )

@@ -9,9 +9,7 @@ because the target never wrote it.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import random
 import warnings
 from collections.abc import Iterable, Iterator
@@ -22,11 +20,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dart_core.errors import ArenaError
+from dart_core.jsonl import numbered_lines
+from dart_core.prompts import json_object
+from dart_core.text import check_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PROBE = "QZprobeQZ"  # a text that no template contains, to find where the template puts an answer
+TRAINED_ON = ("messages", "text")  # fields of a record: a conversation, or one that is rendered
+ASKED = ("prompt", "turns", "messages")  # those that hold what a user says
+SHAREGPT = {"human": "user", "gpt": "assistant"}  # its names of roles; others are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +43,70 @@ class Sequence:
     supervised: np.ndarray
 
 
-def read_records(paths: Iterable[str | Path]) -> Iterator[dict]:
-    """The JSON objects of JSONL files, gzipped where the name ends in .gz. Raises ArenaError naming
-    file and line.
+def read_records(
+    paths: Iterable[str | Path], fields: tuple[str, ...] = (*ASKED, "text")
+) -> Iterator[dict]:
+    """The JSON objects of JSONL files, gzipped where the name ends in .gz, each with one of
+    ``fields`` at least.
+
+    Conversations may also be written as ShareGPT's are, ``from`` and ``value`` in turn in
+    ``conversations`` or ``messages``; they come as ``messages``. Raises ArenaError that names file
+    and line.
     """
     for path in map(Path, paths):
-        if not path.is_file():
-            raise ArenaError(
-                f"data file {path} does not exist; give a JSONL file, one conversation a line"
-            )
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ArenaError(f"{path}, line {number} is not JSON: {error}") from None
-                if not isinstance(record, dict):
-                    raise ArenaError(
-                        f"{path}, line {number} is {type(record).__name__}, expected a JSON object"
-                    )
-                yield record
+        require_file(path)
+        for number, line in numbered_lines(path, "data file"):
+            try:
+                record = _checked(json_object(line), fields)
+            except ArenaError as error:
+                raise ArenaError(f"{path}, line {number}: {error}") from error
+            yield record
+
+
+def require_file(path: str | Path) -> None:
+    """Raises ArenaError for what is no file of data; a pipe is none, for it is read twice."""
+    if not Path(path).is_file():
+        raise ArenaError(
+            f"data file {path} does not exist, or is no regular file; give a JSONL file, one "
+            "conversation a line"
+        )
+
+
+def _checked(record: dict, fields: tuple[str, ...]) -> dict:
+    """A record of which every field that is read is known to be what it should; null is nothing."""
+    record = {name: value for name, value in record.items() if value is not None}
+    if "conversations" in record and "messages" not in record:
+        record["messages"] = record.pop("conversations")
+    if not any(name in record for name in fields):
+        raise ArenaError(
+            f"expected {' or '.join(fields)}, got fields {', '.join(record) or 'none'}"
+            + ("; `train data` answers prompts" if "prompt" in record or "turns" in record else "")
+        )
+    for name in ("prompt", "text"):
+        if name in record:
+            check_text(record[name], name)
+    for name in ("turns", "messages"):
+        if name in record and (not isinstance(record[name], list) or not record[name]):
+            raise ArenaError(f"{name} must be a list of one or more, got {record[name]!r:.60}")
+    for number, turn in enumerate(record.get("turns", ()), 1):
+        check_text(turn, f"turn {number}")
+    if "messages" in record:
+        record["messages"] = [_message(*each) for each in enumerate(record["messages"], 1)]
+    if fields == ASKED and not any(user_texts(record)):
+        raise ArenaError("there is nothing that a user says")
+    return record
+
+
+def _message(number: int, message: object) -> dict:
+    if not isinstance(message, dict):
+        raise ArenaError(f"message {number} must be an object, got {message!r:.60}")
+    if "role" not in message and "from" in message:
+        author = message["from"]
+        role = SHAREGPT.get(author, author) if isinstance(author, str) else author
+        message = {"role": role, "content": message.get("value")}
+    for name in ("role", "content"):
+        check_text(message.get(name), f"{name} of message {number}")
+    return message
 
 
 def user_texts(record: dict) -> list[str]:
@@ -126,10 +171,19 @@ class ChatEncoder:
         self.answer_end = max(ends, key=len)
 
     def render(self, messages: list[dict], **flags: Any) -> str:
-        """The conversation in the chat template, as text."""
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, enable_thinking=False, **flags
-        )
+        """The conversation in the chat template, as text. Raises ArenaError where the template
+        refuses it.
+        """
+        import jinja2
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, enable_thinking=False, **flags
+            )
+        except (jinja2.TemplateError, ValueError) as error:
+            raise ArenaError(
+                f"the model's chat template refuses a conversation ({error}): {messages!r:.120}"
+            ) from error
 
     def encode(self, record: dict) -> Sequence:
         """The token sequence of one record, cut to ``max_length``; ``supervised`` may be false
@@ -140,10 +194,7 @@ class ChatEncoder:
         elif "messages" in record:
             pieces = self._message_pieces(record)
         else:
-            raise ArenaError(
-                f"a record to train on needs messages or text, this one has {', '.join(record)}: "
-                "prompts without answers are answered by `train data`"
-            )
+            raise ArenaError(f"expected messages or text, got fields {', '.join(record)}")
         tokens: list[int] = []
         supervised: list[bool] = []
         for text, own in pieces:
@@ -161,7 +212,8 @@ class ChatEncoder:
 
     def _message_pieces(self, record: dict) -> list[tuple[str, bool]]:
         messages = record["messages"]
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        # An answer to nothing has no prompt: it stands there, but is not what the target would say.
+        answers = [i for i in range(1, len(messages)) if messages[i]["role"] == "assistant"]
         if not answers:
             return [(self.render(messages), False)]
         whole = self.render(messages[: answers[-1] + 1])

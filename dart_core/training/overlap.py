@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from dart_core.training.data import all_text, read_records, user_texts
+from dart_core.errors import ArenaError
+from dart_core.training.data import ASKED, all_text, read_records, user_texts
 
 _WORD = re.compile(r"\w+")
 
@@ -28,15 +29,19 @@ class OverlapFilter:
     prompt, turns, messages).
 
     A prompt shorter than that is compared as a whole with the user's turns, so that it is found
-    only where it stands alone.
+    only where it stands alone. Raises ArenaError where there is no prompt.
     """
 
     def __init__(self, paths: Iterable[str | Path], length: int = 8):
-        self.length = length
+        self.length, paths = length, list(paths)
         self.runs: set[tuple[str, ...]] = set()
-        for record in read_records(paths):
+        for record in read_records(paths, ASKED):
             for text in user_texts(record):
                 self.runs |= word_runs(text, length)
+        if not self.runs:
+            raise ArenaError(
+                f"{', '.join(map(str, paths))}: no prompt to exclude; expected a JSON object a line"
+            )
 
     def hits(self, record: dict) -> set[tuple[str, ...]]:
         """The shared runs of one record; empty if it is clean."""

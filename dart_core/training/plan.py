@@ -12,7 +12,7 @@ import torch
 
 from dart_core.heads import DartHead, Eagle3Head, default_taps
 from dart_core.progress import duration, size
-from dart_core.training.data import read_records
+from dart_core.training.data import ASKED, read_records
 from dart_core.training.initial import head_config
 from dart_core.training.states import TOP_K
 
@@ -66,7 +66,7 @@ def _text(args: argparse.Namespace) -> tuple[int | None, str]:
         return tokens, f"about {tokens / 1e6:.2f} million tokens in {', '.join(args.data)}"
     count = args.conversations
     if args.prompts:
-        count = min(count, sum(1 for _ in read_records(args.prompts)))
+        count = min(count, sum(1 for _ in read_records(args.prompts, ASKED)))
     source = "prompts of yours" if args.prompts else "questions from templates and the target"
     if args.text_minutes:
         time = duration(args.text_minutes * 60)

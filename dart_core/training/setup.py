@@ -104,10 +104,10 @@ def read_sequences(
     args: Namespace, tokenizer: PreTrainedTokenizerBase, log: Log = log
 ) -> tuple[list[Sequence], dict[str, Any]]:
     """(sequences, held-out ones first; facts about the data for cache and provenance)."""
-    from dart_core.training.data import ChatEncoder, file_sha256, read_records, split
+    from dart_core.training.data import TRAINED_ON, ChatEncoder, file_sha256, read_records, split
     from dart_core.training.overlap import OverlapFilter
 
-    records = list(read_records(args.data))
+    records = list(read_records(args.data, TRAINED_ON))
     dropped = 0
     if args.exclude:
         records, dropped = OverlapFilter(args.exclude, args.exclude_words).clean(records)

@@ -6,13 +6,13 @@ Ours are templates.json beside this file. A file of one's own looks the same: ``
 
 from __future__ import annotations
 
-import json
 import random
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dart_core.errors import ArenaError
+from dart_core.errors import ArenaError, in_words
+from dart_core.json_file import read_object
 
 OWN = Path(__file__).with_name("templates.json")
 
@@ -33,10 +33,10 @@ class Templates:
     def read(cls, path: str | Path) -> Templates:
         """Those of a JSON file. Raises ArenaError that says what is wrong with it."""
         try:
-            lists = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ArenaError(f"{path} is no JSON in UTF-8: {error}") from error
-        if not isinstance(lists, dict) or not all(
+            lists = read_object(Path(path))
+        except (OSError, ValueError) as error:
+            raise ArenaError(f"templates {path} cannot be read: {in_words(error)}") from error
+        if not all(
             isinstance(words, list) and all(isinstance(word, str) for word in words)
             for words in lists.values()
         ):
