@@ -117,7 +117,9 @@ def load_models(
             cuda_graphs=cuda_graphs,
         )
     base = get_preset(preset) if isinstance(preset, str) else preset
-    facts: dict[str, Any] = {"target": trio.target, "preset": base.name if base else None}
+    # With another target the preset's name would tell a wrong one.
+    own = base.name if base is not None and trio.target == base.target else None
+    facts: dict[str, Any] = {"target": trio.target, "preset": own}
     drafters: dict[str, DartDrafter | Eagle3Drafter] = {}
     for name in heads:
         options = {"rope_theta": rope_theta} if name == "eagle3" else {}

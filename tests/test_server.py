@@ -115,6 +115,12 @@ def expected(engine):
 # Answers ------------------------------------------------------------------------------------------
 
 
+def test_another_target_than_the_presets_has_its_own_name(trio):
+    models = {"target": trio / BASE, "dart": trio / DART, "ngram": NGRAM_OFF}
+    engine = Engine.load("qwen3-8b", engines=("dart",), device="cpu", **models)
+    assert list(ChatServer(engine).models) == ["Qwen3-4B-dart", "Qwen3-4B-ar"]
+
+
 def test_one_model_per_engine(served):
     listed = served.client.models.list()
     assert [model.id for model in listed] == list(IDS.values())
