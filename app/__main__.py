@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from app.access import VARIABLE, accounts, exposure
-from app.facts import without_folders
 from app.replays import SHIPPED, find
 from app.waiting import Waiting
 from dart_core.cli import AUTO, MOST_AUTO, add_model_arguments, model_references, tree_budget
 from dart_core.cli_checks import check_models
 from dart_core.errors import ArenaError, in_words
+from dart_core.names import without_folders
 from dart_core.presets import DEFAULT_PRESET
 from dart_core.prompts import read_prompt_file
 from dart_core.trio import choose_trio

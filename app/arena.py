@@ -11,7 +11,6 @@ import math
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -19,12 +18,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from app.controls import SLOTS
-from app.facts import facts_of, public_names
+from app.facts import facts_of
 from app.race import Ended, Judged, Lane, Moved, race
 from app.recording import Recording, replay
 from app.runner import Job, Run, Runner
 from app.view import Baseline, RunView
 from dart_core.errors import ArenaError
+from dart_core.names import told_facts
 
 if TYPE_CHECKING:
     from dart_core.check import Verdict
@@ -40,7 +40,8 @@ DRAFT_KNOBS = (
     "prompt_lookup", "candidates",
 )  # fmt: skip
 SAMPLING_KNOBS = ("temperature", "top_k", "top_p", "seed")
-KEPT_RUNS = 24  # runs whose trees can still be asked for
+KEPT_RUNS = 24  # whose trees can still be asked for, once they are over
+KEPT_EACH = 6  # of them of one session: nobody's runs displace everybody's
 WARM_UP_PROMPT = (
     "Explain in a few sentences how a lighthouse works and why it was built by the sea."
 )
@@ -101,11 +102,13 @@ class Visit:
 
     def __init__(
         self,
+        session: str,
         run: Run[Event],
         start: Callable[[Run[Event]], None],
         view: RunView,
         header: dict[str, Any],
     ):
+        self.session = session
         self.view = view
         self.header = header  # of the run's recording
         self.left = False  # cleared, or another run was begun: nothing more of it is shown
@@ -124,6 +127,11 @@ class Visit:
     def watched(self) -> bool:
         """Somebody is in ``paced``."""
         return not self._unwatched.is_set()
+
+    @property
+    def over(self) -> bool:
+        """The run has ended, and nobody waits to see the rest of it."""
+        return self._run.ended.is_set() and not self.watched
 
     @property
     def failed(self) -> Exception | None:
@@ -206,8 +214,7 @@ class Arena:
         self.max_seconds = max_seconds
         self.baseline: Baseline | None = None
         self.runner = runner or Runner()
-        self._visits: OrderedDict[str, Visit] = OrderedDict()  # run -> visit, the newest last
-        self._latest: OrderedDict[str, Visit] = OrderedDict()  # session -> its latest visit
+        self._visits: dict[str, Visit] = {}  # run -> visit, the newest last
         self._lock = threading.Lock()
 
     @property
@@ -235,7 +242,7 @@ class Arena:
     @property
     def facts(self) -> dict[str, Any]:
         """What is loaded, where and in what precision, in words for visitors."""
-        return public_names(self.engine.facts) if self.engine else {}
+        return told_facts(self.engine.facts) if self.engine else {}
 
     def begin(self, session: str, ask: Ask) -> Visit:
         """One visitor's run, which starts once it is watched. Raises ArenaError for a prompt the
@@ -263,7 +270,8 @@ class Arena:
             "baseline": self.baseline and asdict(self.baseline),
         }
         view = self._view(header, self.token_text)
-        return self._remember(session, Visit(Run(self._job(order)), self.runner.take, view, header))
+        run = Run(self._job(order))
+        return self._remember(Visit(session, run, self.runner.take, view, header))
 
     def begin_replay(self, session: str, recording: Recording, speed: float = 1.0) -> Visit:
         """Show a recorded run again, ``speed`` times as fast as it was; no device is needed."""
@@ -275,7 +283,7 @@ class Arena:
             threading.Thread(target=run.execute, name="arena-replay", daemon=True).start()
 
         view = self._view(recording.header, recording.token_text, replayed=True)
-        return self._remember(session, Visit(Run(job), start, view, recording.header))
+        return self._remember(Visit(session, Run(job), start, view, recording.header))
 
     def _view(
         self, header: Mapping[str, Any], token_text: Callable[[int], str], replayed: bool = False
@@ -293,20 +301,29 @@ class Arena:
             replayed=replayed,
         )
 
-    def _remember(self, session: str, visit: Visit) -> Visit:
+    def _remember(self, visit: Visit) -> Visit:
+        """Keep a new run, and forget old ones that are over; those under way are as few as the
+        page's queue lets run at once.
+        """
         with self._lock:
-            if session in self._latest:  # a replay, say: both would take turns on the page
-                self._latest[session].leave()
-            for kept, key in ((self._visits, visit.view.run), (self._latest, session)):
-                kept[key] = visit
-                kept.move_to_end(key)
-                while len(kept) > KEPT_RUNS:
-                    kept.popitem(last=False)
+            before = self._newest(visit.session)
+            self._visits[visit.view.run] = visit
+            over = [kept for kept in self._visits.values() if kept.over]
+            theirs = [kept for kept in over if kept.session == visit.session]
+            for old in {*over[:-KEPT_RUNS], *theirs[:-KEPT_EACH]}:
+                del self._visits[old.view.run]
+        if before:  # a replay, say: both would take turns on the page
+            before.leave()
         return visit
 
     def latest(self, session: str) -> Visit | None:
         """The latest run of a session, over or not."""
-        return self._latest.get(session)
+        with self._lock:
+            return self._newest(session)
+
+    def _newest(self, session: str) -> Visit | None:
+        visits = reversed(self._visits.values())
+        return next((visit for visit in visits if visit.session == session), None)
 
     def tree(self, run: str, engine: str, step: int) -> str:
         """One step's tree of a recent run as JSON text, "" if it is not kept."""

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-from dart_core.presets import DEMO_MODEL, DEMO_TARGET
-
-REFERENCES = ("target", "dart", "eagle3", "ngram")
-
-
-def public_names(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's facts with its models named as visitors may see them."""
-    names = {key: public_name(facts[key]) for key in REFERENCES if facts.get(key)}
-    return {**facts, **names}
 
 
 def facts_of(header: Mapping[str, Any], *, replayed: bool = False) -> list[tuple[str, str]]:
@@ -58,21 +46,3 @@ def _tree(settings: Mapping[str, Any], names: Sequence[str]) -> str:
     if settings.get("auto_budget"):
         budget = f"auto, at most {budget}"
     return ", ".join([f"tree budget {budget}", *knobs])
-
-
-def public_name(reference: str) -> str:
-    """A model's name for visitors: hub ids as they are, local folders by their last names only."""
-    if reference == DEMO_TARGET:
-        return DEMO_MODEL
-    path = Path(reference)
-    return "/".join(path.parts[-2:]) if path.is_absolute() or path.exists() else reference
-
-
-def without_folders(line: str) -> str:
-    """A line for visitors: local paths by their last two names only, addresses without the name
-    and password of who may use them.
-    """
-    line = re.sub(r"(?<=://)[^/\s]+@", "", line)
-    return re.sub(
-        r"(?<![\w.:/])/[^\s,;'\"]+", lambda found: "/".join(Path(found[0]).parts[-2:]), line
-    )

@@ -15,7 +15,8 @@ from typing import Any
 
 from dart_core.bench import Bench
 from dart_core.bench_speed import SpeedBench
-from dart_core.report import ROOT, settings_record, told_facts, without_folders
+from dart_core.names import ROOT, told_facts, without_folders
+from dart_core.report import settings_record
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
@@ -24,7 +25,7 @@ def bench_provenance(
     bench: Bench | SpeedBench, arguments: Sequence[str], prompt_files: Mapping[str, Path]
 ) -> dict[str, Any]:
     """Command, date, versions, machine, models, settings and prompts; no folder of this machine."""
-    facts = told_facts(bench.engine)
+    facts = told_facts(bench.engine.facts)
     facts["versions"] = {**facts["versions"], "dart-arena": _own_version()}
     own = bench.engine.facts
     heads = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_core.errors import ArenaError
-from dart_core.report import model_name
+from dart_core.names import model_name
 
 WIDTH, NAMES, ROW, TOP, BOTTOM = 760, 250, 26, 58, 34
 COLOURS = {"dart": "#0072b2", "eagle3": "#d55e00", "ar": "#009e73", None: "#7f7f7f"}

@@ -9,7 +9,8 @@ from dart_core.bench_figures import CONFIDENCE
 from dart_core.bench_tables import markdown
 from dart_core.memory import gib
 from dart_core.metrics import sizes_in_words
-from dart_core.report import STAGES, model_name, number
+from dart_core.names import model_name
+from dart_core.report import STAGES, number
 
 
 def speed_tables(record: Mapping[str, Any]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dart_core.report import STAGES, model_name, number
+from dart_core.names import model_name
+from dart_core.report import STAGES, number
 
 
 def tables(record: Mapping[str, Any], headline: int) -> str:

@@ -16,8 +16,9 @@ from dart_core.cli_checks import note
 from dart_core.cli_run import load, prepare, run_one, run_prompts
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.metrics import Tally, chosen_sizes, sizes_in_words, speedup
+from dart_core.names import model_name
 from dart_core.prompts import Prompt
-from dart_core.report import STAGES, model_name, number, provenance, run_record, table, write_json
+from dart_core.report import STAGES, number, provenance, run_record, table, write_json
 from dart_core.step import Step
 
 WARM_UP_TOKENS = 8

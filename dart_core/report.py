@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dart_core.errors import ArenaError
-from dart_core.presets import DEMO_MODEL, DEMO_TARGET
+from dart_core.names import told_facts
 from dart_core.tree import DraftTree
 
 if TYPE_CHECKING:
     from dart_core.engine import Engine, Generation, GenerationSettings
     from dart_core.step import Step
 
-ROOT = Path(__file__).resolve().parent.parent
-MODELS = ("target", "dart", "eagle3", "ngram")  # of an engine's facts
 STAGES = ("draft", "search", "verify", "rest")
 
 
@@ -72,31 +70,7 @@ def provenance(engine: Engine, settings: GenerationSettings) -> dict[str, Any]:
     """What the figures were measured with: settings, device, dtype, versions, models; no folder of
     this machine.
     """
-    return {"settings": settings_record(settings), **told_facts(engine)}
-
-
-def told_facts(engine: Engine) -> dict[str, Any]:
-    """The engine's facts, models named as they may be told."""
-    facts = dict(engine.facts)
-    models = {name: without_folders(str(facts[name])) for name in MODELS if facts.get(name)}
-    return {**facts, **models}
-
-
-def without_folders(text: str) -> str:
-    """A reference or argument as it may be told: of an absolute path what lies in the project, or
-    the last name.
-    """
-    flag, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
-    path = Path(value)
-    if not path.is_absolute():
-        return text
-    inside = path.is_relative_to(ROOT) and path != ROOT
-    return flag + equals + (path.relative_to(ROOT).as_posix() if inside else path.name)
-
-
-def model_name(reference: str) -> str:
-    """A model's name in a line for people."""
-    return DEMO_MODEL if reference == DEMO_TARGET else without_folders(reference)
+    return {"settings": settings_record(settings), **told_facts(engine.facts)}
 
 
 def settings_record(settings: GenerationSettings) -> dict[str, Any]:

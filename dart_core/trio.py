@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dart_core.errors import ArenaError
+from dart_core.names import model_name
 from dart_core.presets import DEFAULT_PRESET, PRESETS, Preset, Sizes, get_preset
 from dart_core.references import HUB, MODELSCOPE, from_source, local_path, parse_remote, same_id
 
@@ -119,8 +120,8 @@ def require_partner(
     if not alike:
         return None
     return (
-        f"{WORDS[role]} {reference!r} looks made for {alike[0].target}, not for {target!r}; "
-        f"acceptance may be low: {_remedy(role, own)}"
+        f"{WORDS[role]} {model_name(reference)!r} looks made for {alike[0].target}, not for "
+        f"{model_name(target)!r}; acceptance may be low: {_remedy(role, own)}"
     )
 
 

@@ -33,9 +33,9 @@ sys.path.insert(0, str(ROOT))  # a Space does not install the package
 
 import dart_core  # noqa: E402
 from app.access import accounts  # noqa: E402
-from app.facts import without_folders  # noqa: E402
 from app.waiting import Waiting  # noqa: E402
 from dart_core.errors import ArenaError  # noqa: E402
+from dart_core.names import without_folders  # noqa: E402
 from dart_core.weights import cache_dir  # noqa: E402
 
 PRESET = "qwen3-4b"  # of a Space with a GPU

@@ -8,9 +8,9 @@ import threading
 import pytest
 from scripted import ScriptedEngine, ScriptedTokenizer, steps_of
 
-from app.arena import Arena, Ask, Order
+from app.arena import KEPT_EACH, KEPT_RUNS, Arena, Ask, Order
 from app.controls import checked, controls
-from app.facts import facts_of, without_folders
+from app.facts import facts_of
 from app.race import Judged, Moved
 from app.recording import Recording
 from dart_core.check import Verdict
@@ -86,6 +86,34 @@ def test_a_session_shows_its_newest_run_alone(told):
     assert replay.view.panel("dart")["state"] == "stopped"
     assert not other.left
     other.stop()
+
+
+def test_a_run_under_way_is_kept_however_many_others_begin(told):
+    page = told(dart=script(), eagle3=script())
+    recording = page.arena.recording(page.run("Why?").view.run)
+    alice = page.arena.begin_replay("alice", recording, speed=1e-3)
+    watching = alice.paced(0.0)
+    next(watching)
+    for number in range(KEPT_RUNS + 1):
+        page.run("And?", session=f"other {number}")
+    assert not alice.over
+    assert page.arena.latest("alice") is alice
+    assert page.arena.recording(alice.view.run) is not None
+    alice.stop()
+    for _ in watching:
+        pass
+    for number in range(KEPT_RUNS + 1):
+        page.run("And?", session=f"other {number}")
+    assert page.arena.latest("alice") is None
+
+
+def test_one_sessions_runs_do_not_displace_everybodys(told):
+    page = told(dart=script(), eagle3=script())
+    alice = page.run("Why?", session="alice")
+    runs = [page.run("And?", session="bob") for _ in range(KEPT_RUNS + 1)]
+    assert page.arena.latest("alice") is alice
+    kept = [page.arena.recording(visit.view.run) is not None for visit in runs]
+    assert kept == [False] * (len(runs) - KEPT_EACH - 1) + [True] * (KEPT_EACH + 1)
 
 
 def test_a_run_without_a_text_adds_no_turn(told):
@@ -239,7 +267,8 @@ def test_moves_carry_the_clock_of_their_engine(told):
 def test_a_recording_names_no_folder_of_the_server(told, tmp_path):
     page = told(dart=script(), eagle3=script())
     head = tmp_path / "secret" / "heads" / "dart"
-    page.engine.facts |= {"dart": str(head), "target": "Qwen/Qwen3-4B"}
+    notes = {"dart_notes": [f"DART head {str(head)!r} is odd"], "notices": [f"see {head}"]}
+    page.engine.facts |= {"dart": str(head), "target": "Qwen/Qwen3-4B", **notes}
     visit = page.run("Why?")
     recording = page.arena.recording(visit.view.run)
     path = tmp_path / "run.json"
@@ -249,13 +278,3 @@ def test_a_recording_names_no_folder_of_the_server(told, tmp_path):
     assert recording.header["facts"]["target"] == "Qwen/Qwen3-4B"
     assert len(Recording.load(path).events) == len(visit.view.events)
     assert page.arena.recording("another") is None
-
-
-def test_lines_for_visitors_name_no_folder():
-    told = "dart head /srv/secret/heads/dart in 0.2 s, https://x.org/a/b, cached in /home/me/x"
-    assert (
-        without_folders(told) == "dart head heads/dart in 0.2 s, https://x.org/a/b, cached in me/x"
-    )
-    told = "Cannot reach http://me:s3cret@hub.example:80/api: offline"
-    assert without_folders(told) == "Cannot reach http://hub.example:80/api: offline"
-    assert without_folders("12 tokens/s and 3/4") == "12 tokens/s and 3/4"

@@ -18,7 +18,6 @@ from text_models import CHATML, byte_level
 from dart_core import cli_bench, cli_bench_acceptance
 from dart_core.bench import Bench, in_rotation
 from dart_core.bench_figures import geometric, ratio
-from dart_core.bench_provenance import ROOT, without_folders
 from dart_core.bench_texts import TextCache, TextWriter, seen_by
 from dart_core.bench_variants import _Levels, _Search, drafted_taps, replays, variants
 from dart_core.check import Verdict
@@ -28,6 +27,7 @@ from dart_core.drafters.dart import DartDrafter
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.heads import DartHead, Eagle3Head, save_head
+from dart_core.names import ROOT
 from dart_core.ngram import build_ngram
 from dart_core.sampling import SamplingParams
 from dart_core.target import Target
@@ -534,10 +534,3 @@ def test_means_and_intervals():
     assert ratio([[(4, 2)], [(8, 2), (6, 2)]]).interval is None
     assert ratio([[(0, 0)], []]) is None
     assert geometric([[2.0, 8.0, None], [9.0, 9.0]]).value == pytest.approx(6.0)
-
-
-def test_paths_are_not_told():
-    assert without_folders(str(ROOT / "assets" / "demo" / "dart")) == "assets/demo/dart"
-    assert without_folders("--json=/tmp/x/out.json") == "--json=out.json"
-    assert without_folders("/somewhere/else/head") == "head"
-    assert without_folders("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"

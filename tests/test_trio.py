@@ -173,6 +173,8 @@ def test_heads_of_one_hidden_size_are_told_apart_by_a_warning():
     head = {"hidden_size": 5120, "vocab_size": 151936, "intermediate_size": 17408}
     warning = require_partner("eagle3", "/my/head", head, "/my/target", thirty_two)
     assert "looks made for Qwen/Qwen3-14B" in warning
+    far = require_partner("eagle3", "/home/me/s3cret/x/head", head, "/home/me/s3cret/t", thirty_two)
+    assert "s3cret/x" not in far and "/home" not in far and "x/head" in far
     assert "AngelSlim/Qwen3-32B_eagle3" in warning
 
 
