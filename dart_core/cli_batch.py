@@ -17,6 +17,7 @@ from dart_core.cli_checks import check_models, note
 from dart_core.errors import ArenaError
 from dart_core.memory import is_out_of_memory
 from dart_core.progress import ProgressBar, duration
+from dart_core.references import local_path
 from dart_core.report import check_destination
 from dart_core.text import raw_prompt_ids
 
@@ -108,8 +109,9 @@ def _text_settings(
     from dart_core.target import default_device, default_dtype, parse_device
 
     device = default_device() if args.device == "auto" else parse_device(args.device)
+    folder = local_path(target) if target else None
     return {
-        "target": target,
+        "target": str(folder.resolve()) if folder else target,  # however it is typed
         "dtype": DTYPES[args.dtype] or str(default_dtype(device)).removeprefix("torch."),
         "temperature": settings.sampling.temperature,
         "top_k": settings.sampling.top_k,

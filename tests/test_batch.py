@@ -298,7 +298,11 @@ def test_an_output_is_of_one_set_of_settings(flags, source, tmp_path, capsys, mo
             assert f"{output} was begun with {was}" in error
             assert f"; this command says {now}: give the same, or another output\n" in error
     assert output.read_bytes() == before
-    assert run(source, output, flags, "--engine=ar", "--max-length=1024", "--tree-budget=9") == 0
+    [target] = [flag for flag in flags if flag.startswith("--base-model-name-or-path=")]
+    folder = Path(target.partition("=")[2])
+    monkeypatch.chdir(folder.parent)
+    again = ["--engine=ar", "--max-length=1024", "--tree-budget=9"]
+    assert run(source, output, flags, *again, f"--base-model-name-or-path={folder.name}") == 0
     assert [record.get("engine") for record in records(output)][:3] == ["dart", "dart", "ar"]
 
 
