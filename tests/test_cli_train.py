@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import math
+
 import pytest
 
 from dart_core.cli import main
+from dart_core.cli_train import add_train_parser
 from dart_core.training import commands, setup
 
 DATA = ("--data", "nothing.jsonl")
@@ -24,7 +28,7 @@ def no_models(monkeypatch):
     [
         (("dart", *DATA), 1, "give steps, tokens or minutes (--steps, --tokens, --minutes)"),
         (("dart", *DATA, "--steps", "0"), 1, "--steps 0: expected 1 or more"),
-        (("eagle3", *DATA, "--learning-rate", "nan"), 1, "--learning-rate nan: expected 0 or more"),
+        (("eagle3", *DATA, "--learning-rate", "nan"), 1, "--learning-rate nan: expected 0 to 1"),
         (("dart", *DATA, "--device", "gpu"), 1, "device gpu is not supported"),
         (("dart", *DATA, "--threads", "-1"), 1, "--threads -1: expected 1 or more"),
         (("dart", *DATA, "--threads", "99999"), 1, "--threads 99999: expected 1 to "),
@@ -32,15 +36,40 @@ def no_models(monkeypatch):
         (("plan", "--threads", "99999"), 1, "--threads 99999: expected 1 to "),
         (("dart", *DATA, "--rows", "two"), 2, "invalid int value: 'two'"),
         (("ngram", *DATA, "--holdout", "-1"), 1, "--holdout -1: expected 0 or more"),
-        (("data", "--conversations", "0"), 1, "--conversations 0: expected 1 or more"),
+        (("data", "--conversations", "0"), 1, "--conversations 0: expected 1 to 1000000000"),
         (("data", "--max-new-tokens", "0"), 1, "--max-new-tokens 0: expected 1 or more"),
+        (("data", "--greedy-share", "1.5"), 1, "--greedy-share 1.5: expected 0 to 1"),
+        (("data", "--template-share", "nan"), 1, "--template-share nan: expected 0 to 1"),
+        (("data", "--temperature", "inf"), 1, "--temperature inf: expected 0 to 100"),
+        (("data", "--minutes", "inf"), 1, "--minutes inf: expected above 0 to 1000000"),
+        (("data", "--seed", str(2**63)), 1, f"--seed {2**63}: expected 0 to 4294967295"),
+        (("ngram", *DATA, "--seed", "-1"), 1, "--seed -1: expected 0 to 4294967295"),
+        (("plan", "--head-minutes", "inf"), 1, "--head-minutes inf: expected above 0 to"),
+        (("features", *DATA, "--cache-gib", "inf"), 1, "--cache-gib inf: expected 0 to 1000000"),
+        (("dart", *DATA, "--minutes", "0"), 1, "--minutes 0.0: expected above 0 to 1000000"),
+        (("dart", *DATA, "--row-keep", "2"), 1, "--row-keep 2.0: expected 0 to 1"),
+        (("dart", *DATA, "--loss-decay", "0"), 1, "--loss-decay 0.0: expected above 0 to 1"),
+        (("dart", *DATA, "--learning-rate", "inf"), 1, "--learning-rate inf: expected 0 to 1"),
     ],
 )
 def test_wrong_values(flags, code, says, tmp_path, capsys):
-    assert main(["train", *flags, "--output", str(tmp_path / "x")]) == code
+    output = () if flags[0] == "features" else ("--output", str(tmp_path / "x"))
+    assert main(["train", *flags, *output]) == code
     error = capsys.readouterr().err
     assert says in error
     assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_every_flag_that_takes_any_number_has_an_upper_limit():
+    steps = argparse.ArgumentParser().add_subparsers()
+    add_train_parser(steps)
+    (own,) = [a for a in steps.choices["train"]._actions if a.choices]
+    flags = {a.dest for step in own.choices.values() for a in step._actions if a.type is float}
+    assert "minutes" in flags
+    for name in flags:
+        assert math.inf not in setup.LIMITS[name]
+        assert math.nan not in setup.LIMITS[name]
+        assert 0.5 in setup.LIMITS[name]
 
 
 @pytest.mark.parametrize("step", ["dart", "ngram", "data"])

@@ -32,7 +32,7 @@ from dart_core.training.forwards import dart_forward, eagle3_forward
 from dart_core.training.initial import continue_from, initialise
 from dart_core.training.initial import head_config as sizes_for
 from dart_core.training.losses import soft_cross_entropy
-from dart_core.training.objectives import Objective
+from dart_core.training.objectives import Objective, hits
 from dart_core.training.overlap import OverlapFilter
 from dart_core.training.replay import replay, tau, written_passages
 from dart_core.training.templates import OWN, Templates
@@ -497,6 +497,18 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(change, cache, tmp_pat
             head, embed, source, objective, replace(settings, steps=4), tmp_path,
             accelerator=Accelerator(cpu=True), log=lambda _: None,
         )  # fmt: skip
+
+
+def test_hits_of_a_draft_vocabulary_of_one_token(cache):
+    """There are fewer guesses than ranks: hit@1, @5 and @10 are the same."""
+    model, only = tiny_model("llama"), int(cache[0].top_ids[5, 0])
+    config = sizes_for(model.config, draft_vocab_size=1, draft_length=2)
+    head = random_head(DartHead, config, seed=1)
+    batch = collate([cache[0]], draft_ids(torch.tensor([only]), 512))
+    with torch.no_grad():
+        found, cases = hits(head, batch, model.get_input_embeddings()(batch.tokens[:, 1:]), 2)
+    assert 0 < found[0, 0] < cases[0]
+    assert torch.equal(found, found[:, :1].expand(-1, 3))
 
 
 def test_training_needs_an_end():

@@ -95,7 +95,8 @@ def hits(
             states = eagle3_forward(head, one.hidden, there, anchors, rows)
         for row in range(rows):
             _, _, favourite, valid = one.labels(anchors, row)
-            guesses = head.logits(states[row])[0].topk(max(ranks), dim=-1).indices
+            logits = head.logits(states[row])[0]
+            guesses = logits.topk(min(max(ranks), logits.shape[-1]), dim=-1).indices
             right = (
                 (guesses == favourite[0, :, None])
                 & (favourite[0, :, None] >= 0)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dart_core.cli import at_least, within_cores
+from dart_core.cli import within_cores
 from dart_core.errors import ArenaError
 from dart_core.weights import cache_dir, load_tokenizer, readable, resolve
 
@@ -27,34 +29,57 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 
-# The smallest value of every flag that has one, whichever step it belongs to.
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values of a flag: from ``low``, or only what is above it, to ``high``."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{self.low} or more"
+        return f"{'above ' * self.above}{self.low} to {self.high}"
+
+
+COUNT, SHARE = Range(1), Range(0, 1)
+MINUTES = Range(0, 1_000_000, above=True)  # two years
+
+# What every flag that has limits may be, whichever step it belongs to. Those that are no whole
+# numbers have an upper one, so that none is infinite.
 LIMITS = {
-    "conversations": 1,
-    "turns": 1,
-    "batch": 1,
-    "max_new_tokens": 1,
-    "temperature": 0,
-    "greedy_share": 0,
-    "template_share": 0,
-    "max_length": 2,
-    "exclude_words": 1,
-    "holdout": 0,
-    "cache_gib": 0,
-    "minutes": 0,
-    "text_minutes": 0,
-    "head_minutes": 0,
-    "steps": 1,
-    "tokens": 1,
-    "rows": 1,
-    "loss_decay": 0,
-    "row_keep": 0,
-    "sequences": 1,
-    "anchors": 1,
-    "learning_rate": 0,
-    "draft_vocab_size": 1,
-    "key_value_heads": 1,
-    "limit": 1,
-    "passages": 1,
+    "conversations": Range(1, 10**9),
+    "turns": COUNT,
+    "batch": COUNT,
+    "max_new_tokens": COUNT,
+    "temperature": Range(0, 100),
+    "greedy_share": SHARE,
+    "template_share": SHARE,
+    "max_length": Range(2),
+    "exclude_words": COUNT,
+    "holdout": Range(0),
+    "cache_gib": Range(0, 10**6),
+    "minutes": MINUTES,
+    "text_minutes": MINUTES,
+    "head_minutes": MINUTES,
+    "steps": COUNT,
+    "tokens": COUNT,
+    "rows": COUNT,
+    "loss_decay": Range(0, 1, above=True),
+    "row_keep": SHARE,
+    "sequences": COUNT,
+    "anchors": COUNT,
+    "learning_rate": SHARE,
+    "draft_vocab_size": COUNT,
+    "key_value_heads": COUNT,
+    "limit": COUNT,
+    "passages": COUNT,
+    "seed": Range(0, 2**32 - 1),  # random numbers are drawn from products of it, within 64 bits
 }
 
 
@@ -69,7 +94,10 @@ def silent(text: str) -> None:
 
 def check_flags(args: Namespace) -> None:
     """Raises ArenaError for a number that no step of ``train`` can work with."""
-    at_least(args, LIMITS)
+    for name, limits in LIMITS.items():
+        value = getattr(args, name, None)
+        if value is not None and value not in limits:
+            raise ArenaError(f"--{name.replace('_', '-')} {value}: expected {limits}")
     within_cores(args, "threads")
 
 
