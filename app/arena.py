@@ -42,6 +42,7 @@ DRAFT_KNOBS = (
 SAMPLING_KNOBS = ("temperature", "top_k", "top_p", "seed")
 KEPT_RUNS = 24  # whose trees can still be asked for, once they are over
 KEPT_EACH = 6  # of them of one session: nobody's runs displace everybody's
+OTHERS = 3  # times what it takes to show a run once, until it is shown again
 WARM_UP_PROMPT = (
     "Explain in a few sentences how a lighthouse works and why it was built by the sea."
 )
@@ -152,8 +153,8 @@ class Visit:
             self.view.judging = not self._run.done
 
     def paced(self, pace: float) -> Iterator[None]:
-        """Advance until the run is over, at most once per ``pace`` seconds; its end is always
-        shown.
+        """Advance until the run is over, at most once per ``pace`` seconds, and no more often than
+        leaves most of the time to others, however much there is to show; its end is always shown.
         """
         self._unwatched.clear()
         if self._started.acquire(blocking=False):
@@ -162,8 +163,10 @@ class Visit:
             while not self.done:
                 began = time.monotonic()
                 self.advance(wait=0.25)
+                told = time.monotonic()
                 yield
-                time.sleep(max(0.0, pace - (time.monotonic() - began)))
+                now = time.monotonic()
+                time.sleep(max(pace - (now - began), OTHERS * (now - told)))
             self.advance(wait=0.0)
         finally:
             self._unwatched.set()

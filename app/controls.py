@@ -15,6 +15,7 @@ from app.lane import LABELS
 from dart_core.errors import ArenaError
 
 MAX_PROMPT = 20_000  # characters
+MAX_ANSWER = 32_768  # tokens: three such answers are still a recording that can be loaded
 MAX_SEED = 2**31 - 1
 
 
@@ -137,6 +138,7 @@ def controls(
     auto_budget: what the page starts with; max_length: what the context holds. ngrams: the loaded
     n-grams, the default first. A control without a choice is left out.
     """
+    longest = min(max_length - 1, MAX_ANSWER)
     racers = tuple((LABELS[engine], engine) for engine in engines)
     nobody = ("–", "")
     panels = tuple(
@@ -187,8 +189,8 @@ def controls(
             "Max new tokens",
             "Longest answer. Short answers (under about 20) leave drafting nothing to gain.",
             1,
-            max_length - 1,
-            min(max_new_tokens, max_length - 1),
+            longest,
+            min(max_new_tokens, longest),
         ),
         Knob(
             "temperature",

@@ -28,6 +28,8 @@ FINISHES = ("stop", "length")
 VERDICTS = ("tie", "DIFFERENT")
 
 MAX_TOKEN = 2**31 - 1
+MAX_TOKENS = 100_000  # of one engine
+MAX_TEXT = 2**22  # characters of one engine, messages included: a token's are 128 at most
 MAX_NODES = 4097  # of a draft tree, the root included
 MAX_POOL = 65_536  # candidates of a step, the pruned-away ones included
 MAX_SECONDS = 1e6
@@ -102,17 +104,25 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 class _Lane:
     """What is known of one engine while its events are read."""
 
+    engine: str
     moves: int = 0
     tokens: int = 0
+    characters: int = 0
     clock: float = 0.0
     over: bool = False
+
+    def say(self, *texts: str) -> None:
+        """Count texts. Raises Damage where they are more than a run has."""
+        self.characters += sum(map(len, texts))
+        if self.characters > MAX_TEXT:
+            raise Damage(f"{self.engine} has more than {MAX_TEXT} characters of text")
 
 
 def events_from_json(entries: Sequence[Any], engines: Sequence[str]) -> list[Event]:
     """The events of a run of ``engines``, in their order. Raises Damage naming the first one that
     cannot be.
     """
-    lanes = {engine: _Lane() for engine in engines}
+    lanes = {engine: _Lane(engine) for engine in engines}
     events = []
     for place, entry in enumerate(entries, 1):
         try:
@@ -133,13 +143,18 @@ def _event(fields: Fields, lanes: dict[str, _Lane]) -> Event:
     if kind == "ended":
         lane.over = True
         reason = fields.one_of("reason", REASONS)
-        return Ended(engine, reason, fields.text("message"), fields.text("tail"))
+        message, tail = fields.text("message"), fields.text("tail")
+        lane.say(message, tail)
+        return Ended(engine, reason, message, tail)
     clock = fields.real("clock", lane.clock, MAX_SECONDS)
     step = _step(fields.fields("step"), lane.moves)
     pieces = tuple(fields.texts("pieces", len(step.tokens)))
     if len(pieces) != len(step.tokens):
         raise Damage(f"{len(step.tokens)} tokens, but {len(pieces)} pieces of text")
+    lane.say(*pieces)
     lane.moves, lane.tokens, lane.clock = lane.moves + 1, lane.tokens + len(pieces), clock
+    if lane.tokens > MAX_TOKENS:
+        raise Damage(f"{engine} has more than {MAX_TOKENS} tokens")
     return Moved(
         engine, step, pieces, clock, fields.ratio("tokens_per_second"), fields.ratio("tau")
     )
@@ -152,7 +167,9 @@ def _judged(fields: Fields, engine: str, lanes: dict[str, _Lane]) -> Judged:
     place = fields.whole("place")
     if place >= min(lanes[engine].tokens, lanes[other].tokens):
         raise Damage(f"token {place} is judged, which {engine} and {other} did not both emit")
-    return Judged(engine, other, place, fields.one_of("status", VERDICTS), fields.text("message"))
+    message = fields.text("message")
+    lanes[engine].say(message)
+    return Judged(engine, other, place, fields.one_of("status", VERDICTS), message)
 
 
 def _step(fields: Fields, index: int) -> Step:

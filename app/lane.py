@@ -34,13 +34,18 @@ class LaneView:
         self.tally = Tally()
         self.tokens: list[int] = []
         self.ends: list[int] = []  # where each token ends in the text, in UTF-16 units
-        self.text = ""
-        self.marks = ""
-        self.accepted = ""  # per verify step, with commas between
-        self.drafted = ""
-        self.emitted = ""  # the same from the prefill on; so is the next
-        self.clocks = ""
+        # In pieces, joined when they are shown: a string that grows is copied at every step.
+        self.pieces: list[str] = []  # of the text
+        self.marks: list[str] = []  # of each step
+        self.accepted: list[str] = []  # per verify step
+        self.drafted: list[str] = []
+        self.emitted: list[str] = []  # the same from the prefill on; so is the next
+        self.clocks: list[str] = []
         self.stages = dict.fromkeys(STAGES, 0.0)  # seconds in verify steps
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
     @property
     def last(self) -> Moved | None:
@@ -74,23 +79,23 @@ class LaneView:
                 marks.append(f"d{length}:{_percent(step.tree.probabilities[node])}")
             else:
                 marks.append(f"{'t' if verify else 'p'}{length}")
-        self.marks += ("|" if verify else "") + ",".join(marks)
-        self.text += "".join(moved.pieces)
+        self.marks.append(("|" if verify else "") + ",".join(marks))
+        self.pieces += moved.pieces
         self.tokens += step.tokens
         if verify:
-            self.accepted = _joined(self.accepted, str(step.accepted))
-            self.drafted = _joined(self.drafted, str(step.drafted))
+            self.accepted.append(str(step.accepted))
+            self.drafted.append(str(step.drafted))
             for stage in STAGES:
                 self.stages[stage] += getattr(step.seconds, stage)
-        self.emitted = _joined(self.emitted, str(len(step.tokens)))
-        self.clocks = _joined(self.clocks, f"{moved.clock:.4f}")
+        self.emitted.append(str(len(step.tokens)))
+        self.clocks.append(f"{moved.clock:.4f}")
         self.tally.add(step)
         self.moves.append(moved)
 
     def end(self, ended: Ended) -> None:
         if ended.tail:
-            self.text += ended.tail
-            self.marks += f",+{_units(ended.tail)}"
+            self.pieces.append(ended.tail)
+            self.marks.append(f",+{_units(ended.tail)}")
             if self.ends:
                 self.ends[-1] += _units(ended.tail)
         states = {"stop": "done", "length": "done", "error": "error"}
@@ -101,10 +106,6 @@ class LaneView:
 def _units(text: str) -> int:
     """Length as browsers count: UTF-16 code units."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
-def _joined(series: str, value: str) -> str:
-    return f"{series},{value}" if series else value
 
 
 def _percent(probability: float) -> int:

@@ -24,6 +24,7 @@ E = TypeVar("E")
 Job = Callable[[threading.Event], Iterator[E]]
 
 ABANDONED = 20.0  # seconds without a look at a run after which nobody watches it any more
+MOST = 1024  # events that wait for a look, or are taken at one: a stop waits for no more
 _WAKE = object()  # tells a waiting reader to look whether the job has ended
 
 
@@ -39,7 +40,7 @@ class Run(Generic[E]):
         self.error: Exception | None = None
         self._job = job
         self._context = copy_context()
-        self._events: queue.Queue = queue.Queue(maxsize=1024)
+        self._events: queue.Queue = queue.Queue(maxsize=MOST)
         self._seen = time.monotonic()  # when events were last asked for
 
     @property
@@ -48,7 +49,9 @@ class Run(Generic[E]):
         return self.ended.is_set() and self._events.empty()
 
     def drain(self, wait: float = 0.0) -> list[E]:
-        """All events there are by now; waits up to ``wait`` seconds for a first one."""
+        """The events there are by now, MOST at most; waits up to ``wait`` seconds for a first
+        one.
+        """
         self._seen = time.monotonic()
         batch: list[E] = []
         with suppress(queue.Empty):
@@ -56,6 +59,8 @@ class Run(Generic[E]):
             while True:
                 if event is not _WAKE:
                     batch.append(event)
+                if len(batch) == MOST:
+                    break
                 event = self._events.get_nowait()
         return batch
 

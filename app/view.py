@@ -1,7 +1,7 @@
 """What the page shows of a run: race events folded into small JSON values for the panels. No
 Gradio, no model.
 
-Texts and series grow as strings that only ever get longer, so that the wire carries the new end
+Texts and series are strings that only ever get longer, so that the wire carries the new end
 alone and a browser that missed an update, or opened late, still has everything.
 """
 
@@ -99,9 +99,10 @@ class RunView:
         """The text that a follow-up continues from: the first panel's that is complete, else the
         first there is.
         """
-        lanes = [lane for lane in self.lanes.values() if lane.text]
-        whole = (lane.text for lane in lanes if lane.state == "done")
-        return next(whole, lanes[0].text if lanes else "")
+        lanes = [lane for lane in self.lanes.values() if lane.ends and lane.ends[-1]]
+        whole = (lane for lane in lanes if lane.state == "done")
+        lane = next(whole, lanes[0] if lanes else None)
+        return lane.text if lane else ""
 
     # What the components get -----------------------------------------------------------------
 
@@ -126,7 +127,7 @@ class RunView:
             "turns": self.turns,
             "prompt": self.prompt,
             "text": lane.text,
-            "marks": lane.marks,
+            "marks": "".join(lane.marks),
             "note": " ".join(filter(None, [lane.note, why, self._on_speed(lane)])),
             "cut": cut,
             **self._figures(lane),
@@ -142,10 +143,10 @@ class RunView:
                 {
                     "engine": lane.engine,
                     "label": LABELS[lane.engine],
-                    "accepted": lane.accepted,
-                    "drafted": lane.drafted,
-                    "emitted": lane.emitted,
-                    "clocks": lane.clocks,
+                    "accepted": ",".join(lane.accepted),
+                    "drafted": ",".join(lane.drafted),
+                    "emitted": ",".join(lane.emitted),
+                    "clocks": ",".join(lane.clocks),
                     "stages": [
                         round(1000 * seconds / max(1, lane.verify_steps), 3)
                         for seconds in lane.stages.values()
@@ -191,7 +192,7 @@ class RunView:
                 {
                     "engine": lane.engine,
                     "label": LABELS[lane.engine],
-                    "emitted": lane.emitted,
+                    "emitted": ",".join(lane.emitted),
                     "latest": self.tree(lane.engine, lane.last.step.index) if lane.last else "",
                 }
                 for lane in self.lanes.values()

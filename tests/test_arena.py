@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 from scripted import ScriptedEngine, ScriptedTokenizer, steps_of
 
-from app.arena import KEPT_EACH, KEPT_RUNS, Arena, Ask, Order
+from app.arena import KEPT_EACH, KEPT_RUNS, OTHERS, Arena, Ask, Order
 from app.controls import checked, controls
 from app.facts import facts_of
 from app.race import Judged, Moved
@@ -114,6 +115,22 @@ def test_one_sessions_runs_do_not_displace_everybodys(told):
     assert page.arena.latest("alice") is alice
     kept = [page.arena.recording(visit.view.run) is not None for visit in runs]
     assert kept == [False] * (len(runs) - KEPT_EACH - 1) + [True] * (KEPT_EACH + 1)
+
+
+def test_what_takes_long_to_show_is_shown_less_often(told, monkeypatch):
+    page = told(dart=script(), eagle3=script())
+    recording = page.arena.recording(page.run("Why?").view.run)
+    clock, slept = [0.0], []
+    fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
+    monkeypatch.setattr("app.arena.time", fake)
+    visit = page.arena.begin_replay("visitor", recording, math.inf)
+    for _ in visit.paced(0.5):
+        clock[0] += 2.0
+    assert slept == [OTHERS * 2.0] * len(slept) and slept
+    slept.clear()
+    for _ in page.arena.begin_replay("visitor", recording, math.inf).paced(0.5):
+        clock[0] += 0.1
+    assert slept == pytest.approx([0.4] * len(slept)) and slept
 
 
 def test_a_run_without_a_text_adds_no_turn(told):

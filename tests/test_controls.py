@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 import pytest
 
 from app.controls import (
+    MAX_ANSWER,
     MAX_PROMPT,
     Choice,
     Knob,
@@ -39,6 +40,12 @@ def test_defaults_are_accepted_and_whole_numbers_become_ints():
     assert values["seed"] is None
     assert isinstance(values["max_new_tokens"], int)
     assert isinstance(values["temperature"], float)
+
+
+def test_no_answer_is_longer_than_a_recording_holds():
+    table = controls(["dart"], max_new_tokens=10**6, max_length=2**17)
+    knob = next(control for control in table if control.name == "max_new_tokens")
+    assert (knob.maximum, knob.default) == (MAX_ANSWER, MAX_ANSWER)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import math
+import queue
 import random
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +17,9 @@ import numpy as np
 import pytest
 from scripted import ScriptedEngine, ScriptedTokenizer, step, steps_of
 
+from app.lane import LaneView
 from app.race import Ended, Judged, Lane, Moved, in_words, race
-from app.runner import Run, Runner
+from app.runner import MOST, Run, Runner
 from app.view import Baseline, RunView
 from dart_core.errors import ArenaError
 from dart_core.metrics import summarize
@@ -396,6 +400,19 @@ def test_the_pool_shown_is_the_best_of_it_and_whole_paths():
     assert RunView("run", ["dart"], str)._pool(few)["more"] == 0
 
 
+def test_a_step_copies_nothing_of_the_text_before_it():
+    lane = LaneView("dart")
+    lane.move(Moved("dart", step(0, [65]), ("😀" * 1_000_000,), 0.1, math.nan, math.nan))
+    tracemalloc.start()
+    try:
+        lane.move(Moved("dart", step(1, [66]), ("b",), 0.2, 1.0, 1.0))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100_000
+    assert lane.text == "😀" * 1_000_000 + "b"
+
+
 # The runner ---------------------------------------------------------------------------------------
 
 
@@ -441,6 +458,15 @@ def test_an_error_ends_its_own_run_alone():
     runner.close()
 
 
+def test_a_look_takes_no_more_events_than_wait_for_one():
+    run = Run(lambda stop: iter(()))
+    run._events = queue.Queue()  # as one that is filled while it is emptied
+    for number in range(MOST + 5):
+        run._events.put(number)
+    assert run.drain() == list(range(MOST))
+    assert run.drain(wait=0.1) == list(range(MOST, MOST + 5))
+
+
 def test_an_abandoned_run_frees_the_device():
     """Nobody drains the first run; once stopped, its full queue must not hold the next one up."""
     runner = Runner()
@@ -454,7 +480,7 @@ def test_an_abandoned_run_frees_the_device():
             closed.set()
 
     abandoned = runner.start(endless)
-    while abandoned._events.qsize() < 1024:
+    while abandoned._events.qsize() < MOST:
         threading.Event().wait(0.01)
     abandoned.stop.set()
     assert drained(runner.start(lambda stop: iter([1]))) == [1]

@@ -19,6 +19,8 @@ import pytest
 from recorded import TEXT, moves, recording
 
 from app import recording as module
+from app.controls import MAX_ANSWER, SLOTS
+from app.events import MAX_TEXT, MAX_TOKENS
 from app.facts import facts_of
 from app.recording import SCHEMA, Recording, read_header, replay
 from app.steps_csv import COLUMNS, steps_csv, text_cell
@@ -323,6 +325,32 @@ def test_too_many_events_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_EVENTS", 10)
     GOOD.save(tmp_path / "run.json")
     assert "more than 10" in refusal(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "told"),
+    [("MAX_TEXT", 40, "more than 40 characters of text"), ("MAX_TOKENS", 8, "more than 8 tokens")],
+)
+def test_an_engines_text_and_tokens_are_bounded(tmp_path, monkeypatch, limit, most, told):
+    monkeypatch.setattr(f"app.events.{limit}", most)
+    GOOD.save(tmp_path / "run.json")
+    assert f"dart has {told}" in refusal(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("ended", "message"), ("ended", "tail"), ("judged", "message")]
+)
+def test_no_message_is_longer_than_a_text(tmp_path, kind, field):
+    data = deepcopy(data_of(GOOD))
+    first(data, kind, "eagle3")[field] = "x" * (MAX_TEXT + 1)
+    path = write(tmp_path / "run.json", data)
+    assert f"more than {MAX_TEXT} characters" in refusal(path)
+
+
+def test_the_longest_answers_of_the_page_can_be_loaded_again():
+    assert len(SLOTS) * MAX_ANSWER + 2 * len(SLOTS) <= module.MAX_EVENTS  # ends and verdicts too
+    assert MAX_ANSWER <= MAX_TOKENS
+    assert 128 * MAX_ANSWER <= MAX_TEXT
 
 
 HOSTILE = [
