@@ -104,7 +104,7 @@ class Features(Work):
         self.sequences = [FakeSequence(length) for length in (3, 4, 5)]
 
     def run(self) -> None:
-        options = {"taps": (1, 2), "top_k": 4, "log": lambda line: None}
+        options = {"target": "tiny", "taps": (1, 2), "top_k": 4, "log": lambda line: None}
         write_cache(self.folder / "cache", self.model, self.sequences, **options)
 
     def check(self) -> None:

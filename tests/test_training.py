@@ -284,7 +284,9 @@ def cache(target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("features")
     model = tiny_model("llama")
     sequences = random_sequences(70, 40)
-    write_cache(folder, model, sequences, top_k=8, batch_tokens=100, log=lambda _: None)
+    write_cache(
+        folder, model, sequences, target="tiny", top_k=8, batch_tokens=100, log=lambda _: None
+    )
     return FeatureCache(folder)
 
 
@@ -310,9 +312,9 @@ def test_features_are_the_targets_states_and_probabilities(cache):
 def test_feature_cache_resumes_and_refuses_other_data(cache, tmp_path):
     model, sequences = tiny_model("llama"), random_sequences(70, 40)
     lines: list[str] = []
-    with pytest.raises(ArenaError, match="other data or settings"):
-        write_cache(cache.folder, model, sequences, top_k=4, log=lines.append)
-    write_cache(cache.folder, model, sequences, top_k=8, log=lines.append)
+    with pytest.raises(ArenaError, match="holds features of top_k 8, not 4: choose"):
+        write_cache(cache.folder, model, sequences, target="tiny", top_k=4, log=lines.append)
+    write_cache(cache.folder, model, sequences, target="tiny", top_k=8, log=lines.append)
     assert len(lines) == 1  # how much it is; every shard was there
 
 
@@ -323,7 +325,9 @@ def test_features_beyond_the_size_limit_are_computed_when_they_are_read(cache, t
     first, second = (sum(len(s.tokens) for s in part) for part in (sequences[:64], sequences[64:]))
     lines: list[str] = []
     limit = (first + second) * per_token - 1
-    write_cache(tmp_path, model, sequences, top_k=8, limit_bytes=limit, log=lines.append)
+    write_cache(
+        tmp_path, model, sequences, target="tiny", top_k=8, limit_bytes=limit, log=lines.append
+    )
     assert f"70 sequences, {first + second:,} tokens" in lines[0]
     assert f"keeps {first / (first + second):.0%} of them" in lines[1]
     partly = FeatureCache(tmp_path)
@@ -346,7 +350,15 @@ def test_several_processes_fill_one_cache(cache, tmp_path):
     model, sequences = tiny_model("llama"), random_sequences(70, 40)
     for worker in (1, 0):
         write_cache(
-            tmp_path, model, sequences, top_k=8, batch_tokens=100, worker=worker, workers=2, log=str
+            tmp_path,
+            model,
+            sequences,
+            target="tiny",
+            top_k=8,
+            batch_tokens=100,
+            worker=worker,
+            workers=2,
+            log=str,
         )
     both = FeatureCache(tmp_path)
     assert len(both) == 70
@@ -481,21 +493,35 @@ def test_a_signal_ends_a_run_behind_its_step_and_it_goes_on_from_there(cache, tm
     assert lines[0].endswith("at step 11")
 
 
-@pytest.mark.parametrize("change", ["rows", "vocabulary"])
-def test_a_run_does_not_go_on_with_other_settings_or_data(change, cache, tmp_path):
-    head, embed, source, objective = trainable("dart", cache)
-    settings = replace(SETTINGS, steps=2)
-    parts = head, embed, source, objective, settings, tmp_path
-    train(*parts, accelerator=Accelerator(cpu=True), log=lambda _: None)
-    head, embed, source, objective = trainable("dart", cache)
-    if change == "rows":
+@pytest.fixture(scope="module")
+def begun(cache, tmp_path_factory):
+    """A head's folder, two steps trained."""
+    folder = tmp_path_factory.mktemp("begun")
+    train(
+        *trainable("dart", cache), replace(SETTINGS, steps=2), folder,
+        accelerator=Accelerator(cpu=True), learnt_from={"target fingerprint": "a"}, log=str,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("change", ["decay", "vocabulary", "held out", "target", "text"])
+def test_a_run_does_not_go_on_with_other_settings_or_data(change, cache, begun):
+    holdout = 5 if change == "held out" else 4
+    head, embed, source, objective = trainable("dart", cache, holdout)
+    of = {"target fingerprint": "a"}
+    says = "begun with --holdout 4, not 5"
+    if change == "decay":
         objective, says = Objective(4, 0.9, 0.7), "begun with --loss-decay 0.6, not 0.9"
-    else:
+    elif change == "vocabulary":
         source.to_draft, says = source.to_draft.roll(1), "begun with another draft vocabulary"
+    elif change == "target":
+        of, says = {"target fingerprint": "b"}, "begun with target fingerprint a, not b: give"
+    elif change == "text":  # as older versions began it
+        of, says = {**of, "text fingerprint": "t"}, r"text fingerprint \(an older version did not"
     with pytest.raises(ArenaError, match=says):
         train(
-            head, embed, source, objective, replace(settings, steps=4), tmp_path,
-            accelerator=Accelerator(cpu=True), log=lambda _: None,
+            head, embed, source, objective, replace(SETTINGS, steps=4), begun,
+            accelerator=Accelerator(cpu=True), learnt_from=of, log=lambda _: None,
         )  # fmt: skip
 
 

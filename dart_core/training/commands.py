@@ -117,10 +117,8 @@ def run_features(args: argparse.Namespace) -> int:
     accelerator = all_processes(device)
     model, tokenizer = load_target(args, accelerator.device, dtype)
     say = log if accelerator.is_main_process else silent
-    sequences, facts = read_sequences(args, tokenizer, say)
-    cache = target_features_of(
-        args, model, sequences, facts, accelerator=accelerator, log=say
-    ).cache
+    sequences, _ = read_sequences(args, tokenizer, say)
+    cache = target_features_of(args, model, sequences, accelerator=accelerator, log=say).cache
     if accelerator.is_main_process:
         print(f"{len(cache)} of {len(sequences)} sequences in {cache.folder}")
     return 0
@@ -166,7 +164,8 @@ def run_head(args: argparse.Namespace) -> int:
         f"{len(sequences)} sequences, {counts.sum()} supervised tokens; the draft vocabulary of "
         f"{len(vocabulary)} covers {counts[vocabulary.numpy()].sum() / counts.sum():.4f} of them"
     )
-    found = target_features_of(args, model, sequences, facts, accelerator=accelerator, log=say)
+    found = target_features_of(args, model, sequences, accelerator=accelerator, log=say)
+    of = {f"{name} fingerprint": found.cache.settings[name] for name in ("target", "text")}
     embed = model.get_input_embeddings().to(dtype)
     features: FeatureCache | RecomputedFeatures = found
     if len(found.cache) == len(sequences):
@@ -188,7 +187,7 @@ def run_head(args: argparse.Namespace) -> int:
     if accelerator.is_main_process and facts["holdout"]:
         items = source.held_out(WATCHED)
         held_out = HeldOut(items, to_draft, embed, objective.rows, ngrams=ngrams)
-    record = Provenance(args, facts, sequences, accelerator)
+    record = Provenance(args, {**facts, "fingerprints": of}, sequences, accelerator)
     progress = train(
         head.to(accelerator.device),
         embed,
@@ -198,6 +197,7 @@ def run_head(args: argparse.Namespace) -> int:
         args.output,
         accelerator=accelerator,
         held_out=held_out,
+        learnt_from=of,
         begun=record.write,
         log=say,
     )
@@ -262,7 +262,7 @@ def run_eval(args: argparse.Namespace) -> int:
     sequences, facts = read_sequences(args, tokenizer)
     if not facts["holdout"]:
         raise ArenaError("no held-out conversations: --holdout must be above 0")
-    features = target_features_of(args, model, sequences, facts, count=facts["holdout"])
+    features = target_features_of(args, model, sequences, count=facts["holdout"])
     report = evaluate_heads(
         model,
         tokenizer,

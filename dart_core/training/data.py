@@ -9,7 +9,6 @@ because the target never wrote it.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import warnings
 from collections.abc import Iterable, Iterator
@@ -123,14 +122,6 @@ def all_text(record: dict) -> str:
     if "text" in record:
         return record["text"]
     return "\n".join(m["content"] for m in record.get("messages", []))
-
-
-def file_sha256(path: str | Path) -> str:
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def split(records: list[dict], holdout: int, seed: int) -> tuple[list[dict], list[dict]]:

@@ -25,19 +25,29 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dart_core.disk import disk_told
-from dart_core.errors import ArenaError
+from dart_core.errors import ArenaError, in_words
 from dart_core.heads import default_taps
+from dart_core.json_file import read_object
 from dart_core.progress import ProgressBar, duration, size
 from dart_core.training.data import Sequence
+from dart_core.training.fingerprints import check_same, text_fingerprint
 from dart_core.training.states import TOP_K, Features, compute_features, target_features
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["FeatureCache", "Features", "RecomputedFeatures", "target_features", "write_cache"]
+__all__ = [
+    "FeatureCache",
+    "Features",
+    "RecomputedFeatures",
+    "cache_settings",
+    "target_features",
+    "write_cache",
+]
 
 SHARD_SEQUENCES = 64
 GO_ON = "the same command goes on behind the last whole file"
+CHOOSE = "choose another folder, or remove this one"
 
 
 def bytes_per_token(model: PreTrainedModel, taps: tuple[int, ...], top_k: int) -> int:
@@ -62,11 +72,31 @@ def shards_within(
     return -(-needed // SHARD_SEQUENCES)
 
 
+def cache_settings(
+    model: PreTrainedModel,
+    sequences: list[Sequence],
+    *,
+    target: str,
+    top_k: int = TOP_K,
+    taps: tuple[int, ...] | None = None,
+) -> dict[str, Any]:
+    """All that decides what a cache holds. target: the fingerprint of ``model``."""
+    return {
+        "target": target,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "text": text_fingerprint(sequences),
+        "sequences": len(sequences),
+        "taps": list(taps or default_taps(model.config.num_hidden_layers)),
+        "top_k": top_k,
+    }
+
+
 def write_cache(
     folder: str | Path,
     model: PreTrainedModel,
     sequences: list[Sequence],
     *,
+    target: str,
     top_k: int = TOP_K,
     taps: tuple[int, ...] | None = None,
     batch_tokens: int = 4096,
@@ -74,11 +104,10 @@ def write_cache(
     count: int | None = None,
     worker: int = 0,
     workers: int = 1,
-    facts: dict | None = None,
     log: Callable[[str], None] = print,
 ) -> None:
     """Compute the features of ``sequences`` into ``folder``; shards that exist are kept, so it
-    resumes.
+    resumes. ``target``, ``top_k`` and ``taps`` as in ``cache_settings``.
 
     ``count``: only the shards that hold the first so many sequences. ``worker`` of ``workers``
     makes every workers-th shard, so that several processes can fill one folder. Shards that would
@@ -89,8 +118,7 @@ def write_cache(
     with disk_told("target features", folder):
         folder.mkdir(parents=True, exist_ok=True)
     taps = taps or default_taps(model.config.num_hidden_layers)
-    settings = {"taps": list(taps), "top_k": top_k, "sequences": len(sequences), **(facts or {})}
-    _claim(folder, settings)
+    _claim(folder, cache_settings(model, sequences, target=target, top_k=top_k, taps=taps))
     per_token = bytes_per_token(model, taps, top_k)
     within = shards_within(sequences, per_token, limit_bytes, count)
     missing = [shard for shard in range(within) if not shard_path(folder, shard).exists()]
@@ -168,19 +196,19 @@ def _announce(
 def _claim(folder: Path, settings: dict) -> None:
     path = folder / "cache.json"
     if path.exists():
-        present = json.loads(path.read_text())
-        names = [name for name in settings if present.get(name) != settings[name]]
-        if names:
-            raise ArenaError(
-                f"{folder} holds features of other data or settings: "
-                + "; ".join(f"{name} {present.get(name)}, not {settings[name]}" for name in names)
-                + ": choose another folder, or remove this one"
-            )
+        check_same(f"{folder} holds features of", _present(path), settings, CHOOSE)
         return
     partial = folder / f"cache.{os.getpid()}.tmp"
     with disk_told("target features", folder):
         partial.write_text(json.dumps(settings, indent=1))
         partial.rename(path)
+
+
+def _present(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except (OSError, ValueError) as error:
+        raise ArenaError(f"{path} cannot be read ({in_words(error)}): {CHOOSE}") from error
 
 
 def _shard(
@@ -232,7 +260,7 @@ class FeatureCache:
         self.folder = Path(folder)
         if not (self.folder / "cache.json").is_file():
             raise ArenaError(f"{self.folder} holds no feature cache (no cache.json)")
-        self.settings = json.loads((self.folder / "cache.json").read_text())
+        self.settings = _present(self.folder / "cache.json")
         self._shards: dict[int, tuple[Any, list[int]]] = {}  # number: file, ends of sequences
         self._length = 0
         self.refresh()

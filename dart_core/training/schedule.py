@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dart_core.errors import ArenaError
+from dart_core.training.fingerprints import GIVE_SAME, check_same
+
+REMEDY = f"{GIVE_SAME} (--init-from starts it from the head here)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,8 @@ class Progress:
 
     def begin(self, settings: dict, output: Path) -> None:
         """Take on a run's settings. Raises ArenaError where it was begun with others."""
-        for name, value in settings.items():
-            if self.settings.get(name, value) != value:
-                raise ArenaError(
-                    f"{output} was begun with {name} {self.settings[name]}, not {value}: give the "
-                    "same again, or another --output"
-                )
+        if self.step:
+            check_same(f"{output} was begun with", self.settings, settings, REMEDY)
         self.settings = settings
 
     def fraction(self, settings: TrainSettings) -> float:

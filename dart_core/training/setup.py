@@ -131,11 +131,15 @@ def load_target(
 def read_sequences(
     args: Namespace, tokenizer: PreTrainedTokenizerBase, log: Log = log
 ) -> tuple[list[Sequence], dict[str, Any]]:
-    """(sequences, held-out ones first; facts about the data for cache and provenance)."""
-    from dart_core.training.data import TRAINED_ON, ChatEncoder, file_sha256, read_records, split
+    """(sequences, held-out ones first; facts about the data, for its provenance). The same files
+    give the same sequences, in whatever order they are named.
+    """
+    from dart_core.training.data import TRAINED_ON, ChatEncoder, read_records, split
+    from dart_core.training.fingerprints import data_files
     from dart_core.training.overlap import OverlapFilter
 
-    records = list(read_records(args.data, TRAINED_ON))
+    files = data_files(args.data)
+    records = list(read_records([path for path, _ in files], TRAINED_ON))
     dropped = 0
     if args.exclude:
         records, dropped = OverlapFilter(args.exclude, args.exclude_words).clean(records)
@@ -155,8 +159,8 @@ def read_sequences(
             "evaluation, leave none to train on: give more data or a smaller --holdout"
         )
     facts = {
-        "data": {Path(path).name: file_sha256(path) for path in args.data},
-        "excluded": {Path(path).name: file_sha256(path) for path in args.exclude},
+        "data": [[path.name, sha256] for path, sha256 in files],
+        "excluded": [[path.name, sha256] for path, sha256 in data_files(args.exclude)],
         "excluded_records": dropped,
         "exclude_words": args.exclude_words,
         "max_length": args.max_length,
@@ -170,7 +174,6 @@ def target_features_of(
     args: Namespace,
     model: PreTrainedModel,
     sequences: list[Sequence],
-    facts: dict[str, Any],
     *,
     count: int | None = None,
     accelerator: Accelerator | None = None,
@@ -179,20 +182,26 @@ def target_features_of(
     """The features of these sequences: from the cache, its first ``count`` (all) filled where they
     are not, every process its part; what the size limit leaves out is computed when it is read.
     """
-    from dart_core.training.features import FeatureCache, RecomputedFeatures, write_cache
+    from dart_core.training.features import (
+        FeatureCache,
+        RecomputedFeatures,
+        cache_settings,
+        write_cache,
+    )
+    from dart_core.training.fingerprints import target_fingerprint
 
-    facts = {**facts, "target": args.base_model_name_or_path}
-    key = json.dumps({**facts, "dtype": str(model.dtype)}, sort_keys=True)
-    key = hashlib.sha256(key.encode()).hexdigest()[:16]
+    target = target_fingerprint(resolve(args.base_model_name_or_path, kind="target", progress=log))
+    settings = cache_settings(model, sequences, target=target)
+    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     folder = Path(args.cache) if args.cache else cache_dir() / "features" / key
     write_cache(
         folder,
         model,
         sequences,
+        target=target,
         count=count,
         worker=accelerator.process_index if accelerator else 0,
         workers=accelerator.num_processes if accelerator else 1,
-        facts=facts,
         limit_bytes=int(args.cache_gib * 2**30),
         log=log,
     )

@@ -14,8 +14,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +47,7 @@ def train(
     *,
     accelerator: Accelerator,
     held_out: HeldOut | None = None,
+    learnt_from: Mapping[str, str] = MappingProxyType({}),
     begun: Callable[[Progress], None] = lambda progress: None,
     log: Callable[[str], None] = print,
 ) -> Progress:
@@ -53,6 +55,7 @@ def train(
 
     embed: the target's input embedding, frozen; the products are computed in its dtype.
     held_out: what the head is measured on before, while and after it trains, by the first process.
+    learnt_from: what else a run cannot change, its text and its target, by name.
     begun: called once it is sure that this run may go on from what is in ``output``.
     ``output``/checkpoint holds the state that the next call resumes from; ``output``/log.jsonl one
     object per logged step or measurement, curves.html their curves. Raises ArenaError where
@@ -75,7 +78,7 @@ def train(
     checkpoint = Checkpoint(accelerator, output)
     if checkpoint.load():
         log(f"resumed from {output} at step {progress.step}")
-    progress.begin(_lasting(objective, settings, source), output)
+    progress.begin({**_lasting(objective, settings, source), **learnt_from}, output)
     _check_vocabulary(head, source, output)
     begun(progress)
     ranks, main = accelerator.num_processes, accelerator.is_main_process
@@ -186,6 +189,7 @@ def _lasting(objective: Objective, settings: TrainSettings, source: BatchSource)
         "--row-keep": objective.keep,
         "--anchors": settings.anchors,
         "--seed": settings.seed,
+        "--holdout": source.holdout,
         "sequences a step": source.sequences * source.ranks,
     }
 
