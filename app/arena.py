@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from app.controls import SLOTS
+from app.events import weight
 from app.facts import facts_of
 from app.race import Ended, Judged, Lane, Moved, race
 from app.recording import Recording, replay
@@ -41,6 +42,7 @@ DRAFT_KNOBS = (
 )  # fmt: skip
 SAMPLING_KNOBS = ("temperature", "top_k", "top_p", "seed")
 KEPT_RUNS = 24  # whose trees can still be asked for, once they are over
+KEPT_BYTES = 256 * 2**20  # of them all, about
 KEPT_EACH = 6  # of them of one session: nobody's runs displace everybody's
 OTHERS = 3  # times what it takes to show a run once, until it is shown again
 WARM_UP_PROMPT = (
@@ -98,7 +100,7 @@ class Visit:
     """One visitor's run: the device's side and the page's side, kept in step.
 
     ``start`` sets the run going once it is watched: a run whose page was lost while it began never
-    comes to the device.
+    comes to the device. held: about how many bytes are kept with it, 0 for what is shown alone.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Visit:
         start: Callable[[Run[Event]], None],
         view: RunView,
         header: dict[str, Any],
+        held: int = 0,
     ):
         self.session = session
         self.view = view
@@ -115,6 +118,7 @@ class Visit:
         self.left = False  # cleared, or another run was begun: nothing more of it is shown
         self._run = run
         self._start = start
+        self._held = held
         self._started = threading.Lock()  # taken by who starts or ends it
         self._lock = threading.Lock()
         self._unwatched = threading.Event()
@@ -133,6 +137,11 @@ class Visit:
     def over(self) -> bool:
         """The run has ended, and nobody waits to see the rest of it."""
         return self._run.ended.is_set() and not self.watched
+
+    @cached_property
+    def weight(self) -> int:
+        """About how many bytes a run takes that is over."""
+        return self._held or sum(map(weight, self.view.events))
 
     @property
     def failed(self) -> Exception | None:
@@ -286,7 +295,9 @@ class Arena:
             threading.Thread(target=run.execute, name="arena-replay", daemon=True).start()
 
         view = self._view(recording.header, recording.token_text, replayed=True)
-        return self._remember(Visit(session, Run(job), start, view, recording.header))
+        return self._remember(
+            Visit(session, Run(job), start, view, recording.header, recording.weight())
+        )
 
     def _view(
         self, header: Mapping[str, Any], token_text: Callable[[int], str], replayed: bool = False
@@ -305,19 +316,29 @@ class Arena:
         )
 
     def _remember(self, visit: Visit) -> Visit:
-        """Keep a new run, and forget old ones that are over; those under way are as few as the
-        page's queue lets run at once.
-        """
+        """Keep a new run, which is its session's latest from now on."""
         with self._lock:
             before = self._newest(visit.session)
             self._visits[visit.view.run] = visit
-            over = [kept for kept in self._visits.values() if kept.over]
-            theirs = [kept for kept in over if kept.session == visit.session]
-            for old in {*over[:-KEPT_RUNS], *theirs[:-KEPT_EACH]}:
-                del self._visits[old.view.run]
+            self._forget(visit.session)
         if before:  # a replay, say: both would take turns on the page
             before.leave()
         return visit
+
+    def _forget(self, session: str) -> None:
+        """Forget old runs that are over, and the largest of them before many others; those under
+        way are as few as the page's queue lets run at once.
+        """
+        over = [visit for visit in self._visits.values() if visit.over]
+        theirs = [visit for visit in over if visit.session == session]
+        old = {*over[:-KEPT_RUNS], *theirs[:-KEPT_EACH]}
+        kept = [visit for visit in over if visit not in old]
+        while sum(visit.weight for visit in kept) > KEPT_BYTES:
+            largest = max(kept, key=lambda visit: visit.weight)
+            kept.remove(largest)
+            old.add(largest)
+        for visit in old:
+            del self._visits[visit.view.run]
 
     def latest(self, session: str) -> Visit | None:
         """The latest run of a session, over or not."""

@@ -36,6 +36,16 @@ MAX_SECONDS = 1e6
 MAX_SCORE = 1e30
 
 
+def weight(event: Event) -> int:
+    """About how many bytes of memory an event takes."""
+    if not isinstance(event, Moved):
+        return 1_000 + 4 * len(event.message)
+    step, texts = event.step, 4 * sum(map(len, event.pieces))
+    nodes = len(step.tree) if step.tree else 0
+    pool = len(step.candidates.tokens) if step.candidates else 0
+    return 2_000 + 100 * len(step.tokens) + texts + 24 * nodes + 20 * pool
+
+
 def event_to_json(event: Event) -> dict[str, Any]:
     """One event as plain JSON data; NaN becomes null."""
     if isinstance(event, Ended):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.events import ENGINES, MAX_TOKEN, Event, event_to_json, events_from_json
+from app.events import ENGINES, MAX_TOKEN, Event, event_to_json, events_from_json, weight
 from app.fields import Damage, Fields, check_plain, is_text, shown
 from app.race import Ended, Judged, Moved
 from dart_core.disk import disk_told, written_whole
@@ -34,9 +34,10 @@ MAX_EVENTS = 100_000
 MAX_PARTS = 20 * MAX_EVENTS  # objects and lists, which take far more memory than text
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_PROMPT_IDS = 2**20
+MAX_VOCABULARY = 2**19  # no model has as many tokens
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Recording:
     """One run. ``header`` is plain JSON data; ``vocabulary`` maps the token ids in trees to their
     texts.
@@ -64,6 +65,11 @@ class Recording:
     def token_text(self, token: int) -> str:
         """The text of a token in a tree."""
         return self.vocabulary.get(token, "\ufffd")
+
+    def weight(self) -> int:
+        """About how many bytes of memory the run takes."""
+        texts = sum(200 + 4 * len(text) for text in self.vocabulary.values())
+        return texts + sum(map(weight, self.events))
 
     def save(self, path: str | Path) -> None:
         """Write the run as JSON, packed if the name ends in ``.gz``, whole or not at all."""
@@ -284,6 +290,8 @@ def _check_settings(settings: Fields) -> None:
 
 
 def _vocabulary(fields: Fields) -> dict[int, str]:
+    if len(fields.data) > MAX_VOCABULARY:
+        raise Damage(f"a vocabulary of more than {MAX_VOCABULARY} tokens")
     vocabulary = {}
     for key in fields.data:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) <= MAX_TOKEN):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from app.lane import LABELS
 from app.recording import Recording, read_header
@@ -22,11 +23,25 @@ LONGEST = 60  # characters of a prompt in a label
 # A run takes most memory while it is read, and the system's allocator keeps that for the thread
 # that took it: one thread reads for everybody, one run at a time.
 _reader = ThreadPoolExecutor(1, thread_name_prefix="arena-reader")
+_kept: WeakValueDictionary[tuple[str, int, int], Recording] = WeakValueDictionary()
 
 
 def read(path: str | Path) -> Recording:
-    """``Recording.load``, for pages with many visitors."""
-    return _reader.submit(Recording.load, path).result()
+    """``Recording.load``, for pages with many visitors: a file that is shown many times at once is
+    in memory once.
+    """
+    return _reader.submit(_shared, Path(path)).result()
+
+
+def _shared(path: Path) -> Recording:
+    try:
+        state = path.stat()
+    except OSError:
+        return Recording.load(path)  # which says what is wrong
+    key = (str(path), state.st_mtime_ns, state.st_size)
+    recording = _kept.get(key) or Recording.load(path)
+    _kept[key] = recording
+    return recording
 
 
 def find(folder: str | Path) -> list[tuple[str, Path]]:

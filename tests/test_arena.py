@@ -117,6 +117,21 @@ def test_one_sessions_runs_do_not_displace_everybodys(told):
     assert kept == [False] * (len(runs) - KEPT_EACH - 1) + [True] * (KEPT_EACH + 1)
 
 
+def test_large_runs_are_forgotten_before_small_ones(told, monkeypatch):
+    page = told(dart=script(), eagle3=script())
+    small = page.run("Why?", session="alice")
+    recording = page.arena.recording(small.view.run)
+    recording.events *= 20
+    monkeypatch.setattr("app.arena.KEPT_BYTES", 2 * recording.weight())
+    large = []
+    for number in range(3):
+        large.append(page.arena.begin_replay(f"other {number}", recording))
+        large[-1].stop()  # what was not shown is held all the same
+    page.run("And?", session="bob")
+    kept = [page.arena.recording(visit.view.run) is not None for visit in [small, *large]]
+    assert kept == [True, False, False, True]
+
+
 def test_what_takes_long_to_show_is_shown_less_often(told, monkeypatch):
     page = told(dart=script(), eagle3=script())
     recording = page.arena.recording(page.run("Why?").view.run)

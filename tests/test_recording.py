@@ -10,6 +10,7 @@ import math
 import os
 import random
 import re
+import tracemalloc
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -325,6 +326,24 @@ def test_too_many_events_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_EVENTS", 10)
     GOOD.save(tmp_path / "run.json")
     assert "more than 10" in refusal(tmp_path / "run.json")
+
+
+def test_a_vocabulary_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_VOCABULARY", 3)
+    GOOD.save(tmp_path / "run.json")
+    assert "a vocabulary of more than 3 tokens" in refusal(tmp_path / "run.json")
+
+
+def test_a_weight_is_about_what_a_run_takes(tmp_path):
+    GOOD.save(tmp_path / "run.json")
+    Recording.load(tmp_path / "run.json")
+    tracemalloc.start()
+    try:
+        run = Recording.load(tmp_path / "run.json")
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / 3 < run.weight() < 3 * taken
 
 
 @pytest.mark.parametrize(

@@ -325,3 +325,16 @@ assert not {"torch", "transformers", "accelerate", "safetensors"} & set(sys.modu
 
 def test_the_blocker_blocks():
     assert without_models("import torch").returncode == 1
+
+
+def test_a_file_that_many_are_shown_is_in_memory_once(tmp_path):
+    path = tmp_path / "run.json"
+    run = recording()
+    run.save(path)
+    first = replays.read(path)
+    assert replays.read(str(path)) is first
+    run.header["prompt"] = "Another, and longer?"
+    run.save(path)
+    assert replays.read(path).header["prompt"] == "Another, and longer?"
+    with pytest.raises(ArenaError, match=r"cannot read gone\.json"):
+        replays.read("gone.json")
