@@ -29,6 +29,7 @@ class LaneView:
     def __init__(self, engine: str):
         self.engine = engine
         self.state = "waiting"  # waiting, running, done, stopped, error
+        self.reason = ""  # of the end: see ``race.Ended``
         self.note = ""
         self.moves: list[Moved] = []
         self.tally = Tally()
@@ -99,6 +100,7 @@ class LaneView:
             if self.ends:
                 self.ends[-1] += _units(ended.tail)
         states = {"stop": "done", "length": "done", "error": "error"}
+        self.reason = ended.reason
         self.state = states.get(ended.reason, "stopped")
         self.note = ended.message or DONE.get(ended.reason, "")
 

@@ -332,13 +332,24 @@ class RunView:
         other = pair[0] if pair[1] == engine else pair[1]
         ends = self.lanes[engine].ends
         told = f"From token {place + 1} on this text differs from {LABELS[other]}'s: "
-        if verdict := self.verdicts.get(pair):
+        if verdict := self._verdict(pair, place):
             told += verdict.message
         elif self.running or self.judging:
             told += "why is found out when the run has ended."
-        else:
+        elif any(lane.reason == "stopped" for lane in self.lanes.values()):
             told += "the run ended before the target was asked why."
+        else:
+            log = "" if self._replayed else "; see the server's log"
+            told += f"the target could not be asked why{log}."
         return (ends[place - 1] if place else 0), told
+
+    def _verdict(self, pair: tuple[str, str], place: int) -> Judged | None:
+        """What the target said of a pair; or of one of the two and a third, where those part at the
+        same token: two of three texts are compared with one alone.
+        """
+        told = [v for v in self.verdicts.values() if v.place == place]
+        touching = (v for v in told if {v.engine, v.other} & set(pair))
+        return self.verdicts.get(pair) or next(touching, None)
 
     def _on_speed(self, lane: LaneView) -> str:
         """Why drafting did not pay, once a finished lane was slower than plain decoding; or why its

@@ -183,6 +183,16 @@ def test_where_texts_part_the_target_is_asked_why(told, status, said):
     assert not view.status()["running"]
 
 
+def test_of_three_texts_the_one_that_parts_is_explained_in_every_panel(told):
+    mine, other = parting()
+    page = told(dart=mine, eagle3=other, ar=script(sizes=[1]))
+    page.engine.verdict = Verdict("tie", 9, 1, 2, gap=0.001, difference=0.004, bound=0.1)
+    view = page.run("Why?", third="ar").view
+    assert len(view.verdicts) == 1
+    for engine in ("dart", "eagle3", "ar"):
+        assert "a rounding tie" in view.panel(engine)["note"]
+
+
 def test_equal_texts_are_not_judged(told):
     page = told(dart=script(), eagle3=script(sizes=[2]), ar=script(sizes=[1]))
     page.engine.verdict = RuntimeError("nobody may ask")
@@ -198,7 +208,12 @@ def test_a_verdict_that_fails_leaves_the_run_whole(told):
     visit = page.run("Why?")
     assert visit.failed is None
     assert visit.view.panel("dart")["state"] == "done"
-    assert "before the target was asked why" in visit.view.panel("dart")["note"]
+    note = visit.view.panel("dart")["note"]
+    assert "the target could not be asked why; see the server's log." in note
+    again = page.arena.begin_replay("visitor", page.arena.recording(visit.view.run), math.inf)
+    for _ in again.paced(0.0):
+        pass
+    assert again.view.panel("dart")["note"].endswith("the target could not be asked why.")
 
 
 def test_a_stopped_run_is_not_judged(told):
@@ -214,6 +229,20 @@ def test_a_stopped_run_is_not_judged(told):
         if len(events) == 12:
             stop.set()
     assert not [event for event in events if isinstance(event, Judged)]
+
+
+def test_a_run_stopped_after_its_texts_parted_says_that_nobody_was_asked(told):
+    mine, other = parting()
+    page = told(dart=mine, eagle3=other)
+    visit = page.run("Why?")
+    events = [event for event in visit.view.events if isinstance(event, Moved)]
+    recording = page.arena.recording(visit.view.run)
+    recording.events = events  # its ends were not recorded
+    again = page.arena.begin_replay("visitor", recording, math.inf)
+    for _ in again.paced(0.0):
+        pass
+    note = again.view.panel("dart")["note"]
+    assert "the run ended before the target was asked why." in note
 
 
 def test_a_sampled_run_draws_a_seed_and_tells_it(told):

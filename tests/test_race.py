@@ -304,7 +304,7 @@ def test_the_first_divergence_is_flagged_in_both_panels():
         panel = view.panel(name)
         assert panel["cut"] == len(tokenizer().decode(ids[:9]))
         assert f"From token 10 on this text differs from {rival}'s" in panel["note"]
-        assert "before the target was asked why" in panel["note"]
+        assert "the target could not be asked why" in panel["note"]
         view.take(Judged("eagle3", "dart", 9, "tie", "a rounding tie."))
         assert "a rounding tie." in view.panel(name)["note"]
     same = view_of(
