@@ -25,6 +25,7 @@ from app.queueing import share_fairly
 from app.recording import MAX_BYTES
 from app.uploads import Uploads
 from app.waiting import Waiting, taken
+from dart_core.connections import Connection
 from dart_core.errors import ArenaError
 
 HERE = Path(__file__).parent
@@ -119,7 +120,9 @@ def _handed_over(waiting: Waiting | None, guard: Callable[[App], None]) -> Itera
         guard(app)
         if waiting:
             waiting.close()
-        return start(app, **options)
+        started = start(app, **options)
+        started[3].config.http_protocol_class = Connection  # read for each: Gradio lets none be set
+        return started
 
     http_server.start_server = take_over  # type: ignore[assignment]
     try:

@@ -42,6 +42,7 @@ from dart_core.chat_format import (
     of_field,
     read_request,
 )
+from dart_core.connections import Connection
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
 from dart_core.gate import QUEUE, SHARE, Check, Gate, Limits, bearer, called, own_site, visitor
@@ -343,6 +344,7 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 log_level="warning",
+                http=Connection,
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=5,
