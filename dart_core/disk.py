@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from dart_core.errors import ArenaError
 from dart_core.progress import size
@@ -33,6 +34,41 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def claim(path: Path, whose: Path | None = None) -> BinaryIO:
+    """The file, open for appending by this process alone, other hosts that share its folder
+    included. Raises ArenaError where another has it, saying it is writing ``whose`` (``path``).
+    """
+    import fcntl
+
+    while True:
+        file = path.open("ab", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ArenaError(
+                f"another process is writing {whose or path}: wait for its end"
+            ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # it was removed between the two
+
+
+@contextmanager
+def alone_with(path: str | os.PathLike[str], lock: Path) -> Iterator[None]:
+    """While this lasts no other process gets here with the file ``lock``, which is there as long.
+    Raises ArenaError where another has it, saying it is writing ``path``.
+    """
+    with disk_told("a lock", lock):
+        file = claim(lock, Path(path))
+    with file:
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 from dart_core.cli import main
 from dart_core.cli_train import add_train_parser
+from dart_core.disk import alone_with
 from dart_core.training import commands, setup
 
 DATA = ("--data", "nothing.jsonl")
@@ -87,6 +88,26 @@ def test_a_head_is_not_trained_over_the_one_it_starts_from(tmp_path, monkeypatch
     flags = ("--steps", "1", "--init-from", "head", "--output", str(tmp_path / "head"))
     assert main(["train", "dart", *DATA, *flags]) == 1
     assert "is the folder of --init-from: the head there would be lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("step", ["data", "dart", "eagle3"])
+def test_an_output_that_another_process_is_writing(step, tmp_path, capsys):
+    output = tmp_path / "x"
+    if step == "data":
+        output.write_bytes(b"the first line\nhalf of the seco")
+        tmp_path.joinpath("x.state").write_text('{"batches": 1, "written": 1, "dropped": 0}')
+        flags, lock = [], tmp_path / "x.lock"
+    else:
+        output.mkdir()
+        flags, lock = [*DATA, "--steps", "1"], output / "lock"
+    before = output.read_bytes() if step == "data" else b""
+    with alone_with(output, lock):
+        assert main(["train", step, *flags, "--device", "cpu", "--output", str(output)]) == 1
+    assert f"another process is writing {output}: wait for its end" in capsys.readouterr().err
+    assert step != "data" or output.read_bytes() == before
+    with pytest.raises(AssertionError, match="refused before"):  # it is free again
+        main(["train", step, *flags, "--device", "cpu", "--output", str(output)])
+    assert not lock.exists()
 
 
 def test_an_output_that_is_an_input(tmp_path, capsys):

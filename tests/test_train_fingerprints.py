@@ -123,3 +123,69 @@ def test_a_feature_cache_that_tells_too_little(content, features, capsys, tmp_pa
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and error.endswith("folder, or remove this one")
     assert content == "{" or "text (an older version did not note it), not " in error
+
+
+@pytest.fixture
+def answers(target, monkeypatch, tmp_path):
+    """Runs ``train data`` with prompts.jsonl, from the target, to so many conversations."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("prompts", "excluded"):
+        lines = (json.dumps({"prompt": f"{name} {number}"}) + "\n" for number in range(6))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    (tmp_path / "t.json").write_text('{"templates": ["say {word}"], "word": ["yes", "no"]}')
+
+    def run(count: int, *flags: str) -> int:
+        own = ("--base-model-name-or-path", "target", "--threads", "1", "--batch", "2")
+        short = ("--max-new-tokens", "9", "--max-length", "99", "--output", "x.jsonl")
+        return main(["train", "data", *own, *short, "--conversations", str(count), *flags])
+
+    return run
+
+
+ASKED = ("--prompts", "prompts.jsonl")
+TEMPLATES = ("--templates", "t.json", "--template-share", "1")
+
+
+@pytest.mark.parametrize("goal", [4, 2])  # also where no more is to be written
+@pytest.mark.parametrize(
+    ("flags", "changed", "says"),
+    [
+        (ASKED, ("--prompts", "excluded.jsonl"), "--prompts prompts.jsonl ("),
+        (ASKED, (), "--prompts prompts.jsonl ("),
+        ((*ASKED, "--exclude", "excluded.jsonl"), ASKED, "--exclude excluded.jsonl ("),
+        (TEMPLATES, TEMPLATES[2:], "--templates t.json ("),
+        (ASKED, "target", "target fingerprint "),
+        (ASKED, "older", "--exclude-words (an older version did not note it), not 8: give"),
+    ],
+)
+def test_answers_go_on_from_what_they_were_begun_with(
+    goal, flags, changed, says, answers, capsys, tmp_path
+):
+    assert answers(2, *flags) == 0
+    if changed == "target":
+        heavier(tmp_path / "target")
+        changed = flags
+    if changed == "older":
+        state = json.loads((tmp_path / "x.jsonl.state").read_text())
+        del state["settings"]["--exclude-words"]
+        (tmp_path / "x.jsonl.state").write_text(json.dumps(state))
+        changed = flags
+    before = (tmp_path / "x.jsonl").read_text()
+    capsys.readouterr()
+    assert answers(goal, *changed) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"error: x.jsonl was begun with {says}" in error
+    assert error.endswith("give the same again, or another --output")
+    assert (tmp_path / "x.jsonl").read_text() == before
+
+
+def test_answers_go_on_from_the_same_files_and_target_elsewhere(answers, tmp_path):
+    assert answers(2, *ASKED) == 0
+    (tmp_path / "else").mkdir()
+    shutil.copy(tmp_path / "prompts.jsonl", tmp_path / "else")
+    shutil.copytree(tmp_path / "target", tmp_path / "else" / "target")
+    moved = ("--base-model-name-or-path", str(tmp_path / "else" / "target"))
+    assert answers(4, "--prompts", str(tmp_path / "else" / "prompts.jsonl"), *moved) == 0
+    lines = (tmp_path / "x.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["messages"][0]["content"] for line in lines]
+    assert texts == [f"prompts {number}" for number in range(4)]

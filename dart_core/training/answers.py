@@ -12,8 +12,8 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from dart_core.errors import ArenaError
 from dart_core.progress import ProgressBar, duration
 from dart_core.training.data import ASKED, PROBE, ChatEncoder, read_records, user_texts
 from dart_core.training.decoding import continue_prompts
+from dart_core.training.fingerprints import GIVE_SAME, check_same
 from dart_core.training.overlap import OverlapFilter
 from dart_core.training.templates import Templates
 
@@ -40,6 +41,7 @@ class AnswerSettings:
     greedy; the others are sampled at ``temperature``. template_share: fraction whose first turn is
     from a template where there are no prompts. max_length: tokens of a conversation at most.
     part: (i, n) writes every n-th batch, the i-th first, so that n machines write n files.
+    made_from: who answers and what is asked, by name.
     """
 
     conversations: int
@@ -54,6 +56,7 @@ class AnswerSettings:
     minutes: float | None = None
     seed: int = 0
     part: tuple[int, int] = (0, 1)
+    made_from: Mapping[str, str] = field(default_factory=dict)
 
     def lasting(self) -> dict:
         """What a second call must share with the first one."""
@@ -67,11 +70,14 @@ class AnswerSettings:
             "--temperature": self.temperature,
             "--seed": self.seed,
             "--part": "/".join(map(str, self.part)),
+            **self.made_from,
         }
 
 
 class _State:
-    """How far the file is, in ``output``.state, so that a kill loses a batch at most."""
+    """How far the file is, in ``output``.state, so that a kill loses a batch at most. One process
+    at a time may have it: what is in the file behind the last finished batch is cut.
+    """
 
     def __init__(self, output: Path, settings: dict):
         self.output, self.path = output, output.with_suffix(output.suffix + ".state")
@@ -85,12 +91,7 @@ class _State:
                 )
             return
         state = json.loads(self.path.read_text())
-        for name, value in settings.items():
-            if state.get("settings", {}).get(name, value) != value:
-                raise ArenaError(
-                    f"{output} was begun with {name} {state['settings'][name]}, not {value}: give "
-                    "the same again, or another --output"
-                )
+        check_same(f"{output} was begun with", state.get("settings", {}), settings, GIVE_SAME)
         self.batches, self.written = state["batches"], state["written"]
         self.dropped, self.seconds = state["dropped"], state.get("seconds", 0.0)
         self._cut()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dart_core.disk import alone_with
 from dart_core.errors import ArenaError
 from dart_core.report import check_destination, write_json
 from dart_core.training.provenance import Provenance
@@ -22,6 +24,8 @@ from dart_core.training.setup import (
 from dart_core.weights import load_tokenizer, resolve
 
 if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -33,19 +37,30 @@ WATCHED = 16  # held-out sequences on which a head is measured while it trains
 def run_data(args: argparse.Namespace) -> int:
     """``train data``."""
     device, dtype = compute_with(args)
-    Path(args.output).parent.mkdir(parents=True, exist_ok=True)
+    output = Path(args.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
     read = [*args.prompts, *args.exclude, *([args.templates] if args.templates else [])]
     check_destination(args.output, "--output", {"an input": read})
+    with alone_with(output, output.with_name(f"{output.name}.lock")):
+        print(_write_text(args, device, dtype))
+    return 0
+
+
+def _write_text(args: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> str:
     from dart_core.training.answers import (
         AnswerSettings,
         is_finished,
         read_questions,
         write_answers,
     )
+    from dart_core.training.fingerprints import in_words, target_fingerprint
     from dart_core.training.overlap import OverlapFilter
     from dart_core.training.templates import OWN, Templates
 
+    questions = read_questions(args.prompts)
     templates = Templates.read(args.templates or OWN)
+    exclude = OverlapFilter(args.exclude, args.exclude_words) if args.exclude else None
+    target = resolve(args.base_model_name_or_path, kind="target", progress=log)
     settings = AnswerSettings(
         conversations=args.conversations,
         turns=args.turns,
@@ -58,12 +73,16 @@ def run_data(args: argparse.Namespace) -> int:
         minutes=args.minutes,
         seed=args.seed,
         part=args.part,
+        made_from={
+            "target fingerprint": target_fingerprint(target),
+            "--prompts": in_words(args.prompts),
+            "--templates": in_words([] if args.prompts else [args.templates or OWN]),
+            "--exclude": in_words(args.exclude),
+            "--exclude-words": str(args.exclude_words),
+        },
     )
     if (count := is_finished(args.output, settings)) is not None:
-        print(f"{count} conversations in {args.output}: it is finished")
-        return 0
-    questions = read_questions(args.prompts)
-    exclude = OverlapFilter(args.exclude, args.exclude_words) if args.exclude else None
+        return f"{count} conversations in {args.output}: it is finished"
     model, tokenizer = load_target(args, device, dtype)
     count = write_answers(
         model,
@@ -74,8 +93,7 @@ def run_data(args: argparse.Namespace) -> int:
         templates=templates,
         exclude=exclude,
     )
-    print(f"{count} conversations in {args.output}")
-    return 0
+    return f"{count} conversations in {args.output}"
 
 
 def run_ngram(args: argparse.Namespace) -> int:
@@ -134,6 +152,14 @@ def run_head(args: argparse.Namespace) -> int:
             f"--output {args.output} is the folder of --init-from: the head there would be lost; "
             "name another"
         )
+    accelerator = all_processes(device)
+    first = accelerator.is_main_process
+    with alone_with(args.output, Path(args.output, "lock")) if first else nullcontext():
+        _train_head(args, accelerator, dtype)
+    return 0
+
+
+def _train_head(args: argparse.Namespace, accelerator: Accelerator, dtype: torch.dtype) -> None:
     from dart_core.ngram import NgramModel
     from dart_core.training.batches import BatchSource
     from dart_core.training.draft_vocab import choose_draft_vocabulary, count_tokens, draft_ids
@@ -150,7 +176,6 @@ def run_head(args: argparse.Namespace) -> int:
         learning_rate=args.learning_rate,
         seed=args.seed,
     )
-    accelerator = all_processes(device)
     say = log if accelerator.is_main_process else silent
     ngram = getattr(args, "ngram_model_name_or_path", None)
     ngrams = {"full": NgramModel.open(ngram)} if ngram else {}
@@ -204,7 +229,6 @@ def run_head(args: argparse.Namespace) -> int:
     record.write(progress)
     if accelerator.is_main_process:
         print(f"{args.kind} head in {args.output}")
-    return 0
 
 
 def _new_head(

@@ -29,10 +29,17 @@ def data_files(paths: Iterable[str | Path]) -> list[tuple[Path, str]]:
     """Files of data with their sha256, in an order that does not depend on the given one. Raises
     ArenaError for one that is not there.
     """
-    paths = [Path(path) for path in paths]
-    for path in paths:
+    found = []
+    for path in map(Path, paths):
         require_file(path)
-    return sorted(((path, file_sha256(path)) for path in paths), key=lambda each: each[1])
+        found.append((path, file_sha256(path)))
+    return sorted(found, key=lambda each: each[1])
+
+
+def in_words(paths: Iterable[str | Path]) -> str:
+    """Names and fingerprints of files in this order."""
+    told = (f"{Path(path).name} ({file_sha256(path)[:DIGITS]})" for path in paths)
+    return ", ".join(told) or "none"
 
 
 def text_fingerprint(sequences: Iterable[Sequence]) -> str:
