@@ -185,9 +185,26 @@ sys.exit(not any(need.startswith("nvidia-") for need in metadata.get("requires_d
   fi
 }
 
+# alone NAME COMMAND: has COMMAND make what is_done NAME then finds. One launcher at a time: a second
+# one would take the half-made environment of the first for a broken one.
+alone() {
+  local lock=""
+  is_done "$1" && return
+  if command -v flock >/dev/null; then
+    exec {lock}<.
+    flock --nonblock "$lock" || {
+      say "another launcher is installing here: waiting for it"
+      flock "$lock"
+    }
+  fi
+  is_done "$1" || "$2"
+  [[ -z $lock ]] || exec {lock}<&- # what is started later must not hold it
+}
+
 # install_package: .venv with the package and what it needs; a second call finds it done.
-install_package() {
-  is_done package && return
+install_package() { alone package make_package; }
+
+make_package() {
   check_compiler
   check_disk "$VENV" "$VENV_MB" "the virtual environment"
   ensure_venv
@@ -249,7 +266,10 @@ ensure_source() {
     previous=$argument
   done
   [[ $source == modelscope ]] || return 0
-  is_done modelscope || "$VENV_PYTHON" -c 'import modelscope' 2>/dev/null && return
+  "$VENV_PYTHON" -c 'import modelscope' 2>/dev/null || alone modelscope add_modelscope
+}
+
+add_modelscope() {
   say "installing the package modelscope"
   pip_step modelscope --editable '.[modelscope]'
 }

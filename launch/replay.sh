@@ -10,15 +10,17 @@ source launch/lib.sh
 use_venv .venv-replay
 SOURCES=(pyproject.toml)
 
-find_python
-check_port "$@"
-if ! is_done replay; then
+make_replay() {
   check_disk "$VENV" 900 "the virtual environment"
   ensure_venv
   check_registry gradio
   say "installing Gradio, Plotly and numpy into $VENV (450 MB, a minute or two)"
   # shellcheck disable=SC2046 # one word a package
   pip_step replay $(requirements gradio plotly numpy markdown-it-py)
-fi
+}
+
+find_python
+check_port "$@"
+alone replay make_replay
 say "serving the recorded runs; Ctrl-C ends it"
 exec "$VENV_PYTHON" -m app --replay "$@"

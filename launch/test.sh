@@ -25,13 +25,15 @@ ensure_chromium() {
   has_chromium || say "no Chromium here and none could be installed: the browser tests will be skipped"
 }
 
-find_python
-install_package
-if ! is_done dev; then
+add_test_tools() {
   say "installing the test tools"
   pip_step pip --upgrade 'pip>=25.1' # the first pip that knows dependency groups
   pip_step dev --group dev
-fi
+}
+
+find_python
+install_package
+alone dev add_test_tools
 ensure_chromium
 say "running the tests"
 # In the order of tests/conftest.py, not of how many tests a file has; with one worker more than cores,

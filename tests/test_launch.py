@@ -288,6 +288,31 @@ def test_a_killed_install_is_not_taken_for_done(clone):
     assert clone.library("is_done package").returncode == 1
 
 
+@pytest.mark.skipif(not shutil.which("flock"), reason="no flock")
+def test_a_second_launcher_waits_for_the_firsts_install(clone):
+    """Its half-made environment stays, and what it has installed is not installed again."""
+    (clone.bin / "flock").symlink_to(shutil.which("flock"))
+    clone.install_fake_python("#!/bin/sh\necho >> pips; [ $# = 2 ] || exec sleep 2\n")
+    command = "make_it() { ensure_venv; pip_step package --editable .; }; alone package make_it"
+    first = subprocess.Popen(
+        ["bash", "-c", f"set -euo pipefail; source launch/lib.sh; {command}; exec sleep 60"],
+        cwd=clone.root,
+        env=clone.environment,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (clone.venv / ".unfinished").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    second = clone.library(command)
+    first.kill()  # it has gone on to what it installed for, and holds no lock any more
+    first.wait()
+    assert second.returncode == 0, second.stderr
+    assert second.stdout == "== another launcher is installing here: waiting for it\n"
+    third = clone.library(command)
+    assert (third.returncode, third.stdout) == (0, "")
+
+
 def test_without_chromium_the_tests_run_and_say_so(clone):
     clone.install_fake_python(RECORDER)
     clone.mark_done("package")
@@ -295,8 +320,8 @@ def test_without_chromium_the_tests_run_and_say_so(clone):
     result = clone.bash("launch/test.sh", "-k", "two words")  # no apt-get on this PATH
     assert result.returncode == 0, result.stderr
     assert "browser tests will be skipped" in result.stdout
-    calls = (clone.root / "calls").read_text()
-    assert calls.startswith("[-m][pytest]") and calls.endswith("[-k][two words]\n")
+    *_, tests = (clone.root / "calls").read_text().splitlines()
+    assert tests.startswith("[-m][pytest]") and tests.endswith("[-k][two words]")
 
 
 # The published app ------------------------------------------------------------------------------
