@@ -13,6 +13,7 @@ from dart_core.disk import alone_with
 from dart_core.training import commands, setup
 
 DATA = ("--data", "nothing.jsonl")
+HEAD = ("--dart-model-name-or-path", "x")
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +125,24 @@ def test_an_output_that_is_an_input(tmp_path, capsys):
         assert main(["train", *map(str, flags)]) == 1
         assert f" {text} is an input itself: give" in capsys.readouterr().err
     assert text.read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "nothing to evaluate: give --dart-model-name-or-path"),
+        ((*HEAD, "--holdout", "0"), "--holdout must be above 0"),
+        ((*HEAD, "--budgets", "8,0"), "--budgets 0: expected a number from 1 to 4096"),
+        ((*HEAD, "--budgets", "5000"), "--budgets 5000: expected a number from 1 to 4096"),
+        ((*HEAD, "--prompt-file", "none.jsonl"), "prompt file none.jsonl: No such file"),
+        ((*HEAD, "--ngram-model-name-or-path", "none.ngram"), "none.ngram"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(flags, says, capsys):
+    assert main(["train", "eval", *DATA, "--device", "cpu", *flags]) == 1
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith("error: ") and error.count("\n") == 1
 
 
 def test_figures_that_could_not_be_written(tmp_path, capsys):

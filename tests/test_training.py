@@ -27,7 +27,14 @@ from dart_core.training.batches import BatchSource, choose_anchors, collate
 from dart_core.training.data import ChatEncoder, Sequence, read_records, split
 from dart_core.training.decoding import continue_prompts, draw
 from dart_core.training.draft_vocab import choose_draft_vocabulary, count_tokens, draft_ids
-from dart_core.training.features import FeatureCache, RecomputedFeatures, write_cache
+from dart_core.training.evaluate import read_prompt_sets
+from dart_core.training.features import (
+    FeatureCache,
+    Features,
+    RecomputedFeatures,
+    write_cache,
+)
+from dart_core.training.figures import HeldOut
 from dart_core.training.forwards import dart_forward, eagle3_forward
 from dart_core.training.initial import continue_from, initialise
 from dart_core.training.initial import head_config as sizes_for
@@ -35,8 +42,10 @@ from dart_core.training.losses import soft_cross_entropy
 from dart_core.training.objectives import Objective, hits
 from dart_core.training.overlap import OverlapFilter
 from dart_core.training.replay import replay, tau, written_passages
+from dart_core.training.schedule import Progress
 from dart_core.training.templates import OWN, Templates
 from dart_core.training.trainer import TrainSettings, train
+from dart_core.training.watch import Watch
 from tests.models import head_config, output, random_head, run, tiny_model, tiny_target
 from tests.text_models import byte_level
 
@@ -545,6 +554,41 @@ def test_training_needs_an_end():
             TrainSettings(**given)
 
 
+def test_what_no_text_is_long_enough_for_has_no_figure(cache, tmp_path):
+    """Answers of one token have no verify step; of three tokens none has a fourth position."""
+    head, embed, source, _ = trainable("dart", cache)
+    items = [replace_supervised(item, slice(4, 7)) for item in source.held_out()]
+    held_out = HeldOut(items, source.to_draft, embed, 4, max_new_tokens=1)
+    figures = held_out.measure(head)
+    assert figures["tau"] == {"16": None, "60": None}
+    assert None not in figures["hit@1"][:3]
+    assert figures["hit@10"][3] is None
+    lines: list[str] = []
+    watch = Watch(head, Progress(), SETTINGS, tmp_path, held_out, lines.append)
+    watch.end()
+    assert lines[0].endswith("-, τ - at 16, - at 60")
+    assert "hit@10" in (tmp_path / "curves.html").read_text()
+    assert "τ" not in (tmp_path / "curves.html").read_text()
+
+
+def replace_supervised(item: Features, answer: slice) -> Features:
+    """Its only answer is there."""
+    supervised = torch.zeros_like(item.supervised)
+    supervised[answer] = True
+    return replace(item, supervised=supervised)
+
+
+def test_sets_of_prompts_have_names_of_their_own(tmp_path):
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "x/a.jsonl", "held-out.jsonl")]
+    (tmp_path / "x").mkdir()
+    for number, path in enumerate(paths):
+        path.write_text(json.dumps({"prompt": str(number)}) + "\n" + '{"prompt": "more"}\n')
+    sets = read_prompt_sets(paths, 1)
+    assert {name: [p.turns for p in prompts] for name, prompts in sets.items()} == {
+        "b": [("1",)], **{str(paths[number]): [(str(number),)] for number in (0, 2, 3)},
+    }  # fmt: skip
+
+
 # Answers and replay -------------------------------------------------------------------------------
 
 
@@ -553,6 +597,9 @@ def test_each_row_is_sampled_at_its_own_temperature():
     heats = torch.tensor([0.0, 0.5]).repeat_interleave(4000)
     drawn = draw(scores, heats, torch.Generator().manual_seed(0))
     assert (drawn[:4000] == scores[0].argmax()).all()
+    equal = torch.zeros(1, 5000)
+    equal[0, 7::9] = 1.0
+    assert draw(equal, torch.zeros(1), torch.Generator().manual_seed(0)).tolist() == [7]
     shares = torch.bincount(drawn[4000:], minlength=20) / 4000
     torch.testing.assert_close(shares, (scores[0] / 0.5).softmax(-1), atol=0.03, rtol=0)
 
@@ -561,17 +608,18 @@ def test_batched_decoding_is_that_of_each_prompt_alone():
     """Rows of unequal length leave the batch one by one, at an end token or at their limit."""
     model = tiny_model("llama").eval()
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6, 5], [3], [5, 8]]
-    limits, never = [12, 5, 20, 0], 511
+    limits, never = [12, 5, 20, 0], frozenset({511})
     counts: list[int] = []
     alone = [continue_prompts(model, [prompt], [0.0], [20], never, seed=0)[0] for prompt in prompts]
-    assert not any(never in own for own in alone)
-    end = alone[0][3]
+    assert not any(511 in own for own in alone)
+    ends = {alone[0][3], alone[1][2]}
     written = continue_prompts(
-        model, prompts, [0.0] * 4, limits, end, seed=0, each_step=lambda n: not counts.append(n)
+        model, prompts, [0.0] * 4, limits, ends, seed=0, each_step=lambda n: not counts.append(n)
     )
     for own, whole, limit in zip(written, alone, limits, strict=True):
-        stop = whole.index(end) + 1 if end in whole[:limit] else limit
+        stop = next((i + 1 for i, token in enumerate(whole[:limit]) if token in ends), limit)
         assert own == whole[:stop]
+    assert {own[-1] for own in written if own} >= ends
     assert sum(counts) == sum(map(len, written))
     plain = model.generate(torch.tensor([prompts[1]]), max_new_tokens=20, do_sample=False)
     assert plain[0, 6:].tolist() == alone[1]
@@ -683,8 +731,10 @@ def test_replayed_acceptance_is_that_of_decoding(kind, target):
     prompt = [3, 1, 4, 1, 5, 9]
     steps = run(target, drafter, prompt, max_new_tokens=40, settings=settings)
     plain = tiny_model("llama").eval()
-    passages = list(written_passages(plain, [prompt], (2, 3, 4), 40, {511}))
-    assert passages[0].tokens[len(prompt) :].tolist() == output(steps)
+    plain.generation_config.repetition_penalty = 1.5  # which no engine applies
+    for eos in ({511}, set()):
+        passages = list(written_passages(plain, [prompt], (2, 3, 4), 40, eos))
+        assert passages[0].tokens[len(prompt) :].tolist() == output(steps)
     replayed = replay(drafter, passages[0], settings)
     verify = [step for step in steps if step.kind == "verify"]
     assert replayed.new_tokens == sum(len(step.tokens) for step in verify)

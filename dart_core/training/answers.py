@@ -336,7 +336,7 @@ class _Writer:
             [ids[i] for i in rows],
             [temperatures[i] for i in rows],
             [min(max_new_tokens, self.settings.max_length - len(ids[i])) for i in rows],
-            self.end,
+            {self.end},
             seed=self.seed,
             each_step=self.clock.steps(at_least),
         )

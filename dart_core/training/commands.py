@@ -276,29 +276,33 @@ def run_eval(args: argparse.Namespace) -> int:
     device, dtype = compute_with(args)
     read = [*args.data, *args.exclude, *args.prompt_file]
     check_destination(args.json, apart_from={"an input": read})
-    from dart_core.training.evaluate import evaluate_heads
+    from dart_core.cli_run import check_tree_budgets
+    from dart_core.ngram import NgramModel
+    from dart_core.training.evaluate import evaluate_heads, read_prompt_sets
 
-    if not (args.dart_model_name_or_path or args.eagle3_model_name_or_path):
+    named = {"dart": args.dart_model_name_or_path, "eagle3": args.eagle3_model_name_or_path}
+    if not any(named.values()):
         raise ArenaError(
             "nothing to evaluate: give --dart-model-name-or-path or --eagle3-model-name-or-path"
         )
+    if not args.holdout:
+        raise ArenaError("no held-out conversations: --holdout must be above 0")
+    check_tree_budgets("--budgets", args.budgets)
+    prompts = read_prompt_sets(args.prompt_file, args.limit)
+    ngram = args.ngram_model_name_or_path and NgramModel.open(args.ngram_model_name_or_path)
+    heads = {kind: name and resolve(name, kind="head") for kind, name in named.items()}
     model, tokenizer = load_target(args, device, dtype)
     sequences, facts = read_sequences(args, tokenizer)
-    if not facts["holdout"]:
-        raise ArenaError("no held-out conversations: --holdout must be above 0")
     features = target_features_of(args, model, sequences, count=facts["holdout"])
     report = evaluate_heads(
         model,
         tokenizer,
         features,
         facts["holdout"],
-        dart=args.dart_model_name_or_path and resolve(args.dart_model_name_or_path, kind="head"),
-        eagle3=args.eagle3_model_name_or_path
-        and resolve(args.eagle3_model_name_or_path, kind="head"),
-        ngram=args.ngram_model_name_or_path,
+        **heads,
+        ngram=ngram,
         passages=args.passages,
-        prompt_files=args.prompt_file,
-        limit=args.limit,
+        prompts=prompts,
         max_new_tokens=args.max_new_tokens,
         budgets=args.budgets,
         log=print,

@@ -43,6 +43,8 @@ def _curves(lines: Sequence[dict], key: str) -> list[Curve]:
         elif isinstance(value, list):
             value = {str(place): each for place, each in enumerate(value)}
         for name, each in value.items():
+            if each is None:  # nothing was there to be measured
+                continue
             found.setdefault(name, []).append((line["step"], each))
     thinned = (
         (name, points[-1 :: -max(1, len(points) // POINTS)]) for name, points in found.items()

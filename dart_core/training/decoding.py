@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from dart_core.sampling import greedy_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,13 +19,13 @@ SHRINK = 7 / 8  # of the rows still going: then the others are let go
 
 def draw(scores: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """A token for each row of scores [B, V] at its own temperature [B], of the best 50: int64 [B].
-    0 takes the best one.
+    0 takes the best one, of equals the lowest, as plain decoding does.
     """
     best = scores.float().topk(min(TOP_K, scores.shape[-1]), dim=-1)
     heated = best.values / temperatures.clamp(min=1e-6)[:, None]
     chosen = torch.multinomial(heated.softmax(-1), 1, generator=generator)
-    chosen[temperatures == 0] = 0
-    return best.indices.gather(1, chosen).squeeze(1)
+    drawn = best.indices.gather(1, chosen).squeeze(1)
+    return torch.where(temperatures == 0, greedy_tokens(scores), drawn)
 
 
 @torch.inference_mode()
@@ -32,12 +34,13 @@ def continue_prompts(
     prompts: Sequence[Sequence[int]],
     temperatures: Sequence[float],
     limits: Sequence[int],
-    end: int,
+    ends: Set[int],
     *,
     seed: int,
     each_step: Callable[[int], bool] = lambda count: True,
 ) -> list[list[int]]:
-    """What the model writes after each prompt: up to ``limits`` tokens, ``end`` itself included.
+    """What the model writes after each prompt: up to ``limits`` tokens, the one of ``ends`` that
+    ends it included. Nothing of the model's generation config is applied.
 
     ``each_step`` is called with the number of tokens each step has written; where it returns False,
     all answers stop there.
@@ -47,7 +50,7 @@ def continue_prompts(
     device = model.device
     generator = torch.Generator(device).manual_seed(seed)
     longest = max(map(len, prompts))
-    tokens = torch.full((len(prompts), longest), end)
+    tokens = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros(len(prompts), longest, dtype=torch.int64)
     for row, ids in enumerate(prompts):  # padded on the left: all rows write at the same place
         tokens[row, longest - len(ids) :] = torch.tensor(ids)
@@ -73,7 +76,7 @@ def continue_prompts(
         for row, token in zip(rows, drawn.tolist(), strict=True):
             if going[row]:
                 written[row].append(token)
-                going[row] = token != end and len(written[row]) < limits[row]
+                going[row] = token not in ends and len(written[row]) < limits[row]
                 count += 1
         if not each_step(count):
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -23,17 +24,23 @@ RANKS = (1, 5, 10)
 
 def hit_rates(
     head: DartHead | Eagle3Head, embed: nn.Embedding, batches: Iterable[Batch], rows: int
-) -> dict[str, list[float]]:
-    """hit@1, hit@5 and hit@10 by position over ``batches``, in the dtype of ``embed``."""
+) -> dict[str, list[float | None]]:
+    """hit@1, hit@5 and hit@10 by position over ``batches``, in the dtype of ``embed``; None at
+    positions that no answer is long enough for.
+    """
     found, cases = torch.zeros(rows, len(RANKS)), torch.zeros(rows)
     for batch in batches:
         batch = batch.to(embed.weight)
         more, of = hits(head, batch, embed(batch.tokens[:, 1:]), rows, RANKS)
         found, cases = found + more, cases + of
-    rates = (found / cases.clamp(min=1)[:, None]).T.tolist()
     return {
-        f"hit@{rank}": [round(x, 4) for x in rate] for rank, rate in zip(RANKS, rates, strict=True)
+        f"hit@{rank}": [_rounded(rate, 4) for rate in rates]
+        for rank, rates in zip(RANKS, (found / cases[:, None]).T.tolist(), strict=True)
     }
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None or math.isnan(value) else round(value, digits)
 
 
 def drafter_of(
@@ -47,11 +54,11 @@ def drafter_of(
 
 def tau_by_budget(
     drafter: Drafter, passages: Sequence[Passage], budgets: Sequence[int], ngram_weight: float
-) -> dict[int, float]:
-    """τ over all passages for each size of draft tree."""
+) -> dict[int, float | None]:
+    """τ over all passages for each size of draft tree; None where there is no verify step."""
     settings = [DraftSettings(tree_budget=size, ngram_weight=ngram_weight) for size in budgets]
     return {
-        each.tree_budget: round(tau(replay(drafter, passage, each) for passage in passages), 3)
+        each.tree_budget: _rounded(tau(replay(drafter, passage, each) for passage in passages), 3)
         for each in settings
     }
 

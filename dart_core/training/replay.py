@@ -7,7 +7,7 @@ without running the target again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dart_core.drafters import Drafter, DraftSettings
+from dart_core.training.decoding import continue_prompts
 from dart_core.training.features import (
     FeatureCache,
     Features,
@@ -85,10 +86,11 @@ def replay(
     return Replay(emitted, tuple(accepted))
 
 
-def tau(replays: Iterable[Replay]) -> float:
-    """Tokens per verify step over all passages, each step counted alike."""
+def tau(replays: Iterable[Replay]) -> float | None:
+    """Tokens per verify step over all passages, each step counted alike; None without a step."""
     replays = list(replays)
-    return sum(r.new_tokens for r in replays) / max(1, sum(r.steps for r in replays))
+    steps = sum(r.steps for r in replays)
+    return sum(r.new_tokens for r in replays) / steps if steps else None
 
 
 def held_out_passages(
@@ -114,30 +116,20 @@ def written_passages(
     prompts: list[list[int]],
     taps: tuple[int, ...],
     max_new_tokens: int,
-    eos: set[int],
+    eos: Set[int],
     batch: int = 8,
 ) -> Iterator[Passage]:
-    """Let the target answer prompts greedily, and read its states along the answers."""
+    """Let the target answer prompts greedily, as plain decoding does, and read its states along the
+    answers. eos: tokens that end one.
+    """
     for start in range(0, len(prompts), batch):
         group = prompts[start : start + batch]
-        longest = max(map(len, group))
-        tokens = torch.zeros(len(group), longest, dtype=torch.int64)
-        mask = torch.zeros_like(tokens)
-        for row, ids in enumerate(group):
-            tokens[row, longest - len(ids) :] = torch.tensor(ids)
-            mask[row, longest - len(ids) :] = 1
-        output = model.generate(
-            input_ids=tokens.to(model.device),
-            attention_mask=mask.to(model.device),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            eos_token_id=sorted(eos),
-            pad_token_id=min(eos),
-        )[:, longest:].tolist()
-        for ids, row in zip(group, output, strict=True):
-            stop = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
-            whole = torch.tensor([ids + row[:stop]])
+        zeros, limits = [0.0] * len(group), [max_new_tokens] * len(group)
+        written = continue_prompts(model, group, zeros, limits, eos, seed=0)
+        for ids, row in zip(group, written, strict=True):
+            if len(row) < 2:  # the prefill's own token: no verify step
+                continue
+            whole = torch.tensor([ids + row])
             nothing = torch.zeros_like(whole, dtype=torch.bool)
             hidden, _, _ = target_features(model, whole.to(model.device), taps, nothing, 1)
-            if stop > 1:
-                yield Passage(whole[0], hidden[0].cpu(), len(ids))
+            yield Passage(whole[0], hidden[0].cpu(), len(ids))

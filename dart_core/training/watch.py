@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dart_core.disk import disk_told, written_whole
 from dart_core.heads import DartHead, Eagle3Head
+from dart_core.report import number
 from dart_core.training.checkpoints import GO_ON
 from dart_core.training.curves import write_curves
 from dart_core.training.figures import HeldOut
@@ -113,7 +114,7 @@ class Watch:
         self.measured_at, self.measured_step = time.monotonic(), self.progress.step
         self.cost = self.measured_at - start
         line = {"step": self.progress.step, "anchors": self.progress.anchors, **figures}
-        taus = ", ".join(f"{tau:.2f} at {size}" for size, tau in figures["tau"].items())
+        taus = ", ".join(f"{number(tau)} at {size}" for size, tau in figures["tau"].items())
         self.log(
             f"step {line['step']}: held-out hit@1 {_row(line['hit@1'])}, hit@5 "
             f"{_row(line['hit@5'])}, τ {taus}"
@@ -156,8 +157,8 @@ class Journal:
             write_curves(self.lines, self.page, self.title)
 
 
-def _row(values: list[float]) -> str:
-    return " ".join(f"{value:.2f}" for value in values)
+def _row(values: list[float | None]) -> str:
+    return " ".join(map(number, values))
 
 
 def _text(line: dict) -> str:
