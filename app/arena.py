@@ -349,6 +349,11 @@ class Arena:
         visits = reversed(self._visits.values())
         return next((visit for visit in visits if visit.session == session), None)
 
+    def finished(self, run: str) -> bool:
+        """Whether a run is kept, and all of it was shown."""
+        visit = self._visits.get(run)
+        return visit is not None and visit.done
+
     def tree(self, run: str, engine: str, step: int) -> str:
         """One step's tree of a recent run as JSON text, "" if it is not kept."""
         visit = self._visits.get(run)

@@ -14,6 +14,7 @@ import gradio as gr
 from app import layout, replays
 from app.arena import Arena, Ask, Visit
 from app.controls import SLOTS, check_panels, check_prompt, checked, controls, read_link
+from app.kept import KeptTexts
 from app.markdown import render
 from app.panels import charts_panel, status_line, token_panel, toolbar, totals_table, tree_view
 from app.race import in_words
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 PACE = 1 / 12  # seconds between updates: more often, and a browser only falls behind
 REPLAYED = ("dart", "eagle3", "")  # whose panels a page without engines starts with
 SPOKEN = 1.0  # seconds between updates of the status line, which screen readers read out
+KEPT_TEXT = 2**26  # characters of files and rendered answers, which are made once a run
 KEEP_UPLOADS = (600, 1800)  # seconds between looks for uploaded files, and until one is deleted
 CONFIRM_CLEAR = (
     "() => { if (confirm('Clear the prompt, the conversation and all panels?')) "
@@ -82,14 +84,22 @@ def build_page(
                 "Copy link", size="sm", scale=0, min_width=110, visible=live, elem_id="link"
             )
 
+        kept = KeptTexts(KEPT_TEXT)
+
         def record(run: str, kind: str) -> str:
-            recording = arena.recording(run)
-            if recording is None:
-                return ""
-            return steps_csv(recording) if kind == "csv" else recording.to_text()
+            def made() -> str:
+                recording = arena.recording(run)
+                if recording is None:
+                    return ""
+                return steps_csv(recording) if kind == "csv" else recording.to_text()
+
+            return kept.text((run, kind), made) if arena.finished(run) else ""
 
         def rendered(run: str, engine: str) -> str:
-            return render(arena.text(run, engine))
+            def made() -> str:
+                return render(arena.text(run, engine))
+
+            return kept.text((run, engine), made) if arena.finished(run) else ""
 
         status = status_line(IDLE_STATUS, record_of=record, elem_id="status")
         own = [str(control.default) for control in table if control.name in SLOTS]

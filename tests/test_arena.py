@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +14,12 @@ from scripted import ScriptedEngine, ScriptedTokenizer, steps_of
 from app.arena import KEPT_EACH, KEPT_RUNS, OTHERS, Arena, Ask, Order
 from app.controls import checked, controls
 from app.facts import facts_of
+from app.kept import KeptTexts
+from app.markdown import render
+from app.page import build_page
 from app.race import Judged, Moved
 from app.recording import Recording
+from app.steps_csv import steps_csv
 from dart_core.check import Verdict
 
 WORDS = [" the", " sky", " is", " blue", " because", " light", " scatters", "."]
@@ -339,3 +345,76 @@ def test_a_recording_names_no_folder_of_the_server(told, tmp_path):
     assert recording.header["facts"]["target"] == "Qwen/Qwen3-4B"
     assert len(Recording.load(path).events) == len(visit.view.events)
     assert page.arena.recording("another") is None
+
+
+# What browsers ask the server for -----------------------------------------------------------------
+
+
+def answers(page, elem_id: str, function: str, *asked: list) -> list[str]:
+    """What the page answers to browsers that ask all at once."""
+    (panel,) = [block for block in page.blocks.values() if block.elem_id == elem_id]
+    ask = getattr(panel, function)
+
+    async def all_at_once():
+        return await asyncio.gather(*map(ask, asked))
+
+    return asyncio.run(all_at_once())
+
+
+def test_a_finished_runs_texts_are_made_once_and_one_after_the_other(told, monkeypatch):
+    site = told(dart=script(), eagle3=script())
+    page = build_page(site.arena)
+    run = site.run("Why?").view.run
+    threads, under_way = [], []
+
+    def counted(make):
+        def made(*given):
+            threads.append(threading.current_thread())
+            under_way.append(1)
+            time.sleep(0.01)
+            assert under_way == [1]
+            under_way.pop()
+            return make(*given)
+
+        return made
+
+    monkeypatch.setattr(Recording, "to_text", counted(Recording.to_text))
+    monkeypatch.setattr("app.page.steps_csv", counted(steps_csv))
+    monkeypatch.setattr("app.page.render", counted(render))
+    files = answers(page, "status", "record", *[[run, "json"]] * 3, [run, "csv"])
+    assert files[0] == files[1] == files[2] == site.arena.recording(run).to_text()
+    assert files[3].startswith("engine,")
+    assert answers(page, "panel-1", "rendered", *[[run, "dart"]] * 3) == [render(TEXT)] * 3
+    threads = threads[:2] + threads[3:]  # without this test's own
+    assert len(threads) == 3
+    assert threads[0] is threads[1] is not threading.main_thread()
+
+
+def test_a_run_under_way_is_no_file_yet(told):
+    site = told(dart=script(), eagle3=script())
+    page = build_page(site.arena)
+    recording = site.arena.recording(site.run("Why?").view.run)
+    visit = site.arena.begin_replay("visitor", recording, speed=1e-3)
+    watching = visit.paced(0.0)
+    next(watching)
+    run = visit.view.run
+    assert answers(page, "status", "record", [run, "json"]) == [""]
+    assert answers(page, "panel-1", "rendered", [run, "dart"]) == [""]
+    visit.stop()
+    for _ in watching:
+        pass
+    assert answers(page, "status", "record", [run, "json"]) != [""]
+
+
+def test_kept_texts_are_bounded():
+    kept, made = KeptTexts(10), []
+
+    def text(key: str) -> str:
+        return kept.text(key, lambda: made.append(key) or 4 * key)
+
+    for key in "abacab":
+        assert text(key) == 4 * key
+    assert "".join(made) == "abcb"  # a was asked for again before c came
+    assert kept.text("d", lambda: "d" * 11) == "d" * 11
+    text("a")
+    assert "".join(made) == "abcba"

@@ -7,7 +7,10 @@ every module that subclasses a component.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,15 @@ HERE = Path(__file__).parent
 STYLE_SHEETS = sorted(HERE.glob("*.css"))
 
 
-def panel(scripts: str | Sequence[str], shell: str, value: Any, **options: Any) -> gr.HTML:
+def panel(
+    scripts: str | Sequence[str],
+    shell: str,
+    value: Any,
+    server_functions: Sequence[Callable[[list], str]] = (),
+    **options: Any,
+) -> gr.HTML:
     """A component that holds ``shell`` and runs ``scripts``, files beside this one, in order and in
-    one scope.
+    one scope. server_functions: what the scripts may ask the server for.
     """
     scripts = (scripts,) if isinstance(scripts, str) else scripts
     sources = [(HERE / name).read_text(encoding="utf-8") for name in ("common.js", *scripts)]
@@ -27,6 +36,20 @@ def panel(scripts: str | Sequence[str], shell: str, value: Any, **options: Any) 
         value=value,
         html_template=shell,
         js_on_load="\n".join(sources),
+        server_functions=[_in_turn(function) for function in server_functions],
         apply_default_css=False,
         **options,
     )
+
+
+def _in_turn(function: Callable[[list], str]) -> Callable:
+    """The function with a thread of its own, which answers one browser after the other: many that
+    ask at once take no thread that runs are shown by.
+    """
+    worker = ThreadPoolExecutor(1, thread_name_prefix="arena-answers")
+
+    @wraps(function)
+    async def answer(asked: list) -> str:
+        return await asyncio.get_running_loop().run_in_executor(worker, function, asked)
+
+    return answer
