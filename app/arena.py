@@ -385,7 +385,7 @@ class Arena:
                 self._loaded.detokenizer(),
             )
 
-        if order.settings.draft.auto_budget:
+        if order.settings.draft.auto_budget and not stop.is_set():
             _ = self._loaded.verify_cost  # measured now if it was not: before any clock runs
         steps: dict[str, list] = {engine: [] for engine in order.engines}
         for event in race(

@@ -243,12 +243,16 @@ class RunView:
         """The run in one sentence, for those who hear the page."""
         failed = [LABELS[lane.engine] for lane in self.lanes.values() if lane.state == "error"]
         moving = [lane for lane in self.lanes.values() if lane.rate > 0 and lane.state != "error"]
-        if not moving:
-            if self.running:
-                return "Reading the prompt …"
+        if not moving and self.running:
+            return "Reading the prompt …"
+        with_text = [lane for lane in self.lanes.values() if lane.tokens]
+        if not with_text:
             return f"{' and '.join(failed) or 'The run'} ended before a token was decoded."
         parts = [f"{LABELS[lane.engine]} {lane.rate:.1f} tokens per second" for lane in moving]
-        words = ", ".join(parts)
+        counts = [
+            f"{LABELS[lane.engine]} {_count(len(lane.tokens), 'token')}" for lane in with_text
+        ]
+        words = ", ".join(parts or counts)
         racers = sorted(
             (lane for lane in moving if lane.engine != "ar"),
             key=lambda lane: lane.rate,
@@ -305,8 +309,8 @@ class RunView:
         drafted = sum(moved.step.drafted for moved in lane.moves)
         accepted = sum(moved.step.accepted for moved in lane.moves)
         details = [
-            f"{len(lane.tokens)} tokens",
-            f"{lane.verify_steps} steps",
+            _count(len(lane.tokens), "token"),
+            _count(lane.verify_steps, "step"),
             f"prefill {_milliseconds(lane.prefill_seconds)}",
             f"own clock {last.clock:.2f} s",
         ]
@@ -419,6 +423,10 @@ def _pair(engine: str, other: str) -> tuple[str, str]:
 
 def _finite(values: Iterable[float]) -> list[float | None]:
     return [round(float(value), 4) if math.isfinite(value) else None for value in values]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _figure(value: float, digits: int) -> str:

@@ -222,6 +222,21 @@ def test_a_verdict_that_fails_leaves_the_run_whole(told):
     assert again.view.panel("dart")["note"].endswith("the target could not be asked why.")
 
 
+def test_a_run_stopped_before_it_starts_measures_nothing(told, monkeypatch):
+    page = told(dart=script(), eagle3=script())
+    measured = []
+    cost = property(lambda engine: measured.append(threading.current_thread().name))
+    monkeypatch.setattr(ScriptedEngine, "verify_cost", cost)
+    ask = Ask("Why?", {**page.settings, "auto_budget": True})
+    visit = page.arena.begin("visitor", ask)
+    visit.stop()
+    visit.settle()
+    assert {lane.state for lane in visit.view.lanes.values()} == {"stopped"}
+    assert not measured
+    page.run("Why?", auto_budget=True)
+    assert measured == ["arena-device"]
+
+
 def test_a_stopped_run_is_not_judged(told):
     mine, other = parting()
     page = told(dart=mine, eagle3=other)
@@ -271,6 +286,13 @@ def test_a_run_tells_what_ran_and_how(told):
     assert facts["DART"] == "tree budget 16, beam 20, no n-gram"
     assert facts["EAGLE3"] == "tree budget 16, depth 7, top-k 10"
     assert facts["sampling"] == "greedy"
+
+
+def test_an_answer_of_one_token_is_told_as_one(told):
+    page = told(dart=script(TEXT[:1]), eagle3=script(TEXT[:1]))
+    view = page.run("Why?").view
+    assert view.sentence() == "Done: DART 1 token, EAGLE3 1 token."
+    assert view.panel("dart")["details"].startswith("1 token · 0 steps · ")
 
 
 def test_totals_are_the_metrics_of_the_steps(told):
