@@ -238,6 +238,11 @@ def serve_api(args: argparse.Namespace) -> None:
         if given:
             remedy = "; the API has --api-key" if flag == "--auth" else ""
             raise ArenaError(f"{flag} is the page's: leave it or --api out{remedy}")
+    host = os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
+    if not args.listen and host not in ("0.0.0.0", "127.0.0.1", "localhost"):
+        raise ArenaError(
+            f"GRADIO_SERVER_NAME={host}: with --api expected 0.0.0.0, as --listen, or 127.0.0.1"
+        )
     _complete(args)
     names = [name for name in _engines(args) if name != "ar"]
     served = build_core_parser("api").parse_args(["api", "--engines", ",".join(names)])
@@ -246,7 +251,7 @@ def serve_api(args: argparse.Namespace) -> None:
         shared.discard("tree_budget")  # the page's own default
     for name in shared - {"engines", "run", "command"}:
         setattr(served, name, getattr(args, name))
-    served.listen = args.listen or os.environ.get("GRADIO_SERVER_NAME") == "0.0.0.0"
+    served.listen = args.listen or host == "0.0.0.0"
     served.run(served)
 
 
@@ -270,6 +275,8 @@ def _complete(args: argparse.Namespace) -> None:
         raise ArenaError(f"--max-length {args.max_length}: expected 2 or more, prompt included")
     if args.max_new_tokens < 1:
         raise ArenaError(f"--max-new-tokens {args.max_new_tokens}: expected 1 or more")
+    if not args.max_seconds > 0:  # NaN is not, either
+        raise ArenaError(f"--max-seconds {args.max_seconds:g}: expected a number above 0")
     if args.tree_budget not in (None, AUTO) and not 1 <= args.tree_budget <= 256:
         raise ArenaError(
             f"--tree-budget {args.tree_budget}: expected a number from 1 to 256, or auto"

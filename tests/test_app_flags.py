@@ -62,6 +62,13 @@ def test_without_flags_it_is_the_published_apps_trio():
     assert args.preset is None  # the id says which target it is
 
 
+@pytest.mark.parametrize("seconds", ["nan", "0", "-5"])
+def test_a_run_ends_after_a_number_of_seconds(seconds):
+    args = app.build_parser().parse_args(["--max-seconds", seconds])
+    with pytest.raises(ArenaError, match=f"^--max-seconds {seconds}: expected a number above 0$"):
+        app._complete(args)
+
+
 def test_the_api_serves_what_the_page_would(api, monkeypatch):
     flags = ["--preset", "qwen3-8b", "--max-new-tokens", "77", "--max-length", "99", "--listen"]
     served = api(*flags, "--use-small-ngram", "--tree-budget", "9", "--server-port", "4321")
@@ -73,6 +80,12 @@ def test_the_api_serves_what_the_page_would(api, monkeypatch):
     assert (served.preset, served.engines, served.listen) == ("qwen3-4b", ["dart", "eagle3"], False)
     monkeypatch.setenv("GRADIO_SERVER_NAME", "0.0.0.0")
     assert api("--preset", "demo").listen
+    monkeypatch.setenv("GRADIO_SERVER_NAME", "localhost")
+    assert not api("--preset", "demo").listen
+    monkeypatch.setenv("GRADIO_SERVER_NAME", "192.0.2.7")
+    assert api("--preset", "demo", "--listen").listen
+    with pytest.raises(ArenaError, match=r"^GRADIO_SERVER_NAME=192\.0\.2\.7: with --api expected"):
+        api("--preset", "demo")
 
 
 @pytest.mark.parametrize("flag", ["--share", "--replay", "--auth=ada:secret"])
