@@ -58,3 +58,8 @@ def test_a_phone_stacks_the_panels_and_scrolls_one_way(visit):
     boxes = [tab.lane(name).bounding_box() for name in ("dart", "eagle3")]
     assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    long = "'.arena-status, .lane-note, .lane-details, #arena-facts b'"
+    tab.page.evaluate(
+        f"document.querySelectorAll({long}).forEach((n) => {{ n.textContent = 'W'.repeat(150); }})"
+    )
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -28,14 +28,18 @@ def test_two_visitors_take_turns_and_see_their_own_text(visit, site):
     assert (STORY * 40).startswith(first.text("dart"))
 
 
-def test_stop_while_waiting_leaves_the_queue(visit, site):
+@pytest.mark.parametrize("how", ["button", "key"])
+def test_stop_while_waiting_leaves_the_queue(visit, site, how):
     engine = site[0].engine
     first, second = visit(), visit()
     first.running("endless")
     second.run("race")
     expect(second.page.locator("#status")).to_contain_text("queue")
     opened = len(engine.opened)
-    second.page.locator("#stop").click()
+    if how == "key":
+        second.page.keyboard.press("Escape")
+    else:
+        second.page.locator("#stop").click()
     expect(second.page.locator(".arena-status")).to_contain_text("before it began")
     first.wait(  # goes on, undisturbed
         "document.querySelectorAll('.lane[data-engine=dart] .tok').length > 9"

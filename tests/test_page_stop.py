@@ -95,8 +95,15 @@ def test_the_keyboard_runs_stops_and_follows_up(visit, site):
     engine = site[0].engine
     tab = visit()
     tab.page.locator("#prompt textarea").fill("endless")
-    tab.page.keyboard.press("Control+Enter")
+    tab.settings()
+    tab.page.locator("#prompt textarea").press("Control+Enter")
     tab.wait("document.querySelectorAll('.lane[data-engine=dart] .tok').length > 3")
+    tab.page.locator("#knob-third input").click()
+    expect(tab.page.get_by_role("listbox")).to_be_visible()
+    tab.page.keyboard.press("Escape")  # the list's
+    expect(tab.page.get_by_role("listbox")).to_have_count(0)
+    tab.wait("document.querySelectorAll('.lane[data-engine=dart] .tok').length > 30")
+    tab.expect_state("dart", "running")
     tab.page.keyboard.press("Escape")
     tab.expect_state("dart", "stopped")
     expect(tab.page.locator("body")).not_to_have_class(re.compile("arena-running"))

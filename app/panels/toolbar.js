@@ -5,11 +5,13 @@ const KEYS = [
   ["Ctrl + Enter", "run the race", "run", (e) => e.code === "Enter" && command(e) && !e.shiftKey],
   ["Ctrl + Shift + Enter", "follow up", "follow", (e) => e.code === "Enter" && command(e) && e.shiftKey],
   ["Alt + Shift + R", "regenerate", "regenerate", (e) => e.code === "KeyR" && alternate(e)],
-  ["Esc", "stop", "stop", (e) => e.code === "Escape" && document.body.classList.contains("arena-running")],
+  ["Esc", "stop", "stop", (e) => e.code === "Escape" && underWay() && !listIsOpen()],
   ["Alt + Shift + C", "clear", "clear", (e) => e.code === "KeyC" && alternate(e)],
   ["Alt + Shift + L", "copy a link to this page", "link", (e) => e.code === "KeyL" && alternate(e)],
   ["Alt + Shift + P", "presenter’s mode", "presenter", (e) => e.code === "KeyP" && alternate(e)],
 ];
+const underWay = () => document.body.classList.contains("arena-running") || document.querySelector("#status .progress-text");
+const listIsOpen = () => document.querySelector("[role=listbox]"); // which Esc closes
 const command = (event) => (event.ctrlKey || event.metaKey) && !event.altKey;
 const alternate = (event) => event.altKey && event.shiftKey && !event.ctrlKey && !event.metaKey;
 
