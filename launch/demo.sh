@@ -3,11 +3,12 @@
 # http://localhost:30000. No GPU and no model hub needed. Arguments go to the page and win over the
 # preset: bash launch/demo.sh --server-port 8000
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 find_python
 check_port "$@"
+from_users_folder "$@"
+set -- "${ARGUMENTS[@]}"
 check_demo_disk
 install_package
 say "the demo's target model, SmolLM2-135M-Instruct"

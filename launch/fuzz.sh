@@ -10,8 +10,7 @@
 # which ones reach new code, and ends a target at its first crash.
 # FUZZ_FLAGS=-O0 builds sooner and runs slower; FUZZ_BUILD says where the build is kept.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 NATIVE=(ngram trie convert pruner)
 FILES=(heads recordings)

@@ -1,6 +1,9 @@
 # shellcheck shell=bash
-# Sourced by the launch scripts, from the root of the clone: checks before any long work, and the
-# virtual environment with the package in it. Every failure is one line on stderr and exit 1.
+# Sourced by the launch scripts; takes them to the root of the clone. Checks before any long work, and
+# the virtual environment with the package in it. Every failure is one line on stderr and exit 1.
+
+unset CDPATH PYTHONSAFEPATH # cd would go elsewhere, and python -m not find the package
+cd "${BASH_SOURCE[0]%/*}/.."
 
 SOURCES=(pyproject.toml cpp/CMakeLists.txt cpp/*.cpp cpp/*.h) # what the install is made from
 VENV_MB=2500       # room for .venv with a CPU build of torch (1.5 GB), unpacking included
@@ -47,15 +50,23 @@ check_port() {
   if ! [[ $port =~ ^[0-9]{1,5}$ ]] || ((10#$port < 1 || 10#$port > 65535)); then
     die "--server-port $port: expected a number from 1 to 65535"
   fi
-  "$PYTHON" - "$port" <<'PY' || die "port $port is taken, perhaps by an earlier demo; choose another: --server-port $((10#$port + 1))"
+  "$PYTHON" - "$port" <<'PY' || refuse_port "$port" $?
 import socket, sys
 with socket.socket() as probe:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         probe.bind(("127.0.0.1", int(sys.argv[1])))
+    except PermissionError:
+        sys.exit(2)
     except OSError:
         sys.exit(1)
 PY
+}
+
+# refuse_port PORT STATUS: what check_port's look at it ended with.
+refuse_port() {
+  (($2 != 2)) || die "port $1 needs more rights than this user has; choose one above 1023: --server-port 30000"
+  die "port $1 is taken, perhaps by an earlier demo; choose another: --server-port $((10#$1 + 1))"
 }
 
 # check_disk FOLDER MB WHAT: is there room where FOLDER is, or will be?
@@ -239,7 +250,7 @@ read_environment() {
   esac
 }
 
-# Sets ARGUMENTS: "$@", with paths of models as seen from where the user stands.
+# Sets ARGUMENTS: "$@", with paths as seen from where the user stands.
 from_users_folder() {
   local argument previous="" flag value
   ARGUMENTS=()
@@ -247,8 +258,10 @@ from_users_folder() {
     flag=$previous value=$argument
     if [[ $argument == --*=* ]]; then flag=${argument%%=*} value=${argument#*=}; fi
     case $flag in
-      --*-name-or-path | --prompts | --replay)
-        if [[ -n $value && $value != -* && ! -e $value && -e ${OLDPWD:-.}/$value ]]; then
+      --*-name-or-path | --prompts | --replay | --output)
+        # What is to be written need not be there; the rest may also be an id, or of the clone.
+        if [[ -n $value && $value != [-/]* ]] &&
+          [[ $flag == --output || (! -e $value && -e $OLDPWD/$value) ]]; then
           argument=${argument%"$value"}$OLDPWD/$value
         fi ;;
     esac

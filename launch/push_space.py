@@ -78,9 +78,7 @@ def main(arguments: Sequence[str] | None = None, api: Any = None) -> int:
             print(f"nothing was pushed: add --push to make the Space {args.space} of it")
             return 0
         if api is None:
-            from huggingface_hub import HfApi
-
-            api = HfApi()
+            api = _hub()
         print(f"pushed to {push(api, args, files)}")
     except Refused as error:
         print(f"error: {error}", file=sys.stderr)
@@ -90,9 +88,12 @@ def main(arguments: Sequence[str] | None = None, api: Any = None) -> int:
 
 def collect(root: Path) -> list[File]:
     """What git tracks below ``root``, less what a Space has no use for, as it lies there now."""
-    listed = subprocess.run(
-        ["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True
-    )
+    try:
+        listed = subprocess.run(
+            ["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        raise Refused("no git found, which tells what to push; install it") from None
     if listed.returncode != 0:
         raise Refused(f"{root} is no git clone: {listed.stderr.strip().splitlines()[-1]}")
     files = []
@@ -169,6 +170,14 @@ def push(api: Any, args: argparse.Namespace, files: Sequence[File]) -> str:
             "then push again"
         ) from None
     return str(url)
+
+
+def _hub() -> Any:
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError as error:
+        raise Refused(f"--push: {error}; run: pip install huggingface_hub") from None
+    return HfApi()
 
 
 def _size(count: int) -> str:

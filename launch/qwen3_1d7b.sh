@@ -2,7 +2,6 @@
 # Qwen3-1.7B with its published draft heads on http://localhost:30000. The published spelling of qwen3_1.7b.sh.
 # Arguments go to the page and win: bash launch/qwen3_1d7b.sh --ngram full --no-compare-eagle3
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 launch_preset qwen3-1.7b "$@"

@@ -3,7 +3,6 @@
 # Several GPUs share the target where one is too small.
 # Arguments go to the page and win: bash launch/qwen3_32b.sh --ngram full --no-compare-eagle3
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 launch_preset qwen3-32b "$@"

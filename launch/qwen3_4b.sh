@@ -2,7 +2,6 @@
 # Qwen3-4B with its published draft heads on http://localhost:30000.
 # Arguments go to the page and win: bash launch/qwen3_4b.sh --ngram full --no-compare-eagle3
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 launch_preset qwen3-4b "$@"

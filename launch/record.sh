@@ -3,10 +3,11 @@
 # Some minutes on two CPU cores; leave the machine alone meanwhile, for the runs keep its speed.
 #   bash launch/record.sh --output my-runs --max-new-tokens 64
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 find_python
+from_users_folder "$@"
+set -- "${ARGUMENTS[@]}"
 check_demo_disk
 install_package
 "$VENV_PYTHON" -m dart_core.demo_target

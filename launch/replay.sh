@@ -4,8 +4,7 @@
 #   bash launch/replay.sh my-runs --server-port 8000
 set -euo pipefail
 [[ ! -d ${1:-} ]] || set -- "$(CDPATH='' cd -- "$1" && pwd)" "${@:2}" # as seen from here
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 use_venv .venv-replay
 SOURCES=(pyproject.toml)

@@ -2,8 +2,7 @@
 # Installs what the tests need and runs every test that needs no GPU, a file of tests to a core at a
 # time. Arguments go to pytest: bash launch/test.sh -m "not slow and not browser"
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 has_chromium() {
   command -v chromium || command -v chromium-browser || command -v google-chrome

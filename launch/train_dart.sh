@@ -8,8 +8,7 @@
 # `accelerate launch`, to which $ACCELERATE_ARGS go; more flags: the case below.
 set -euo pipefail
 here=$PWD
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 from_here() { if [[ $1 == /* ]]; then printf '%s\n' "$1"; else printf '%s\n' "$here/$1"; fi; }
 

@@ -139,7 +139,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     command = "bash launch/test.sh"
     assert command in (ROOT / "README.md").read_text()
     ci = (ROOT / ".ci" / "run").read_text()
-    assert f"exec {command}" in ci
+    assert f"({command} " in ci
     assert "export CI=true" in ci
 
 
@@ -163,6 +163,12 @@ def test_a_taken_port_is_said_before_any_work(clone, how):
     assert f"port {port} is taken" in message
     assert "--server-port" in message
     assert not clone.venv.exists()
+
+
+def test_a_port_that_needs_rights(clone):
+    clone.fake("python", "#!/bin/sh\n[ $1 != - ] || exit 2\n")  # as root one may have any
+    told = clone.refusal("--server-port", "80", PYTHON="python")
+    assert "port 80 needs more rights" in told and "above 1023" in told
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http", "-1", "", "00000", "99999"])
@@ -246,6 +252,36 @@ def test_a_second_start_goes_straight_to_the_page(clone, free_port):
     assert weights == "[-m][dart_core.demo_target]"
     assert page.startswith("[-m][app][--preset][demo]")
     assert page.endswith(f"[--server-port][{free_port}][--title][two words]")  # the user's win
+
+
+def test_the_demo_and_its_recordings_name_files_from_where_the_user_stands(clone, free_port):
+    clone.install_fake_python(RECORDER)
+    clone.mark_done("package")
+    here = clone.root.parent.resolve() / "elsewhere"
+    here.mkdir()
+    (here / "mine.jsonl").write_text("")
+    for script, flags, told in (
+        (
+            "demo.sh",
+            ["--prompts", "mine.jsonl", "--server-port", free_port],
+            f"[{here}/mine.jsonl]",
+        ),
+        ("record.sh", ["--output=my runs"], f"[--output={here}/my runs]"),
+        ("record.sh", ["--output", "/my runs"], "[--output][/my runs]"),
+    ):
+        result = clone.bash(clone.root / "launch" / script, *flags, cwd=here)
+        assert result.returncode == 0, result.stderr
+        assert told in (clone.root / "calls").read_text().splitlines()[-1]
+
+
+def test_what_the_environment_says_of_paths_leads_nobody_astray(clone, free_port, tmp_path):
+    clone.install_fake_python(RECORDER + '[ -z "$PYTHONSAFEPATH" ]\n')
+    clone.mark_done("package")
+    (tmp_path / "launch").mkdir()
+    astray = {"CDPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    result = clone.bash("launch/demo.sh", GRADIO_SERVER_PORT=free_port, **astray)
+    assert result.returncode == 0, result.stderr
+    assert len((clone.root / "calls").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("change", ["cpp/bindings.cpp", "pyproject.toml"])

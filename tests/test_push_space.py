@@ -186,6 +186,15 @@ def test_a_folder_without_git_is_told(tmp_path, monkeypatch, pushing, capsys):
     assert f"error: {tmp_path} is no git clone" in capsys.readouterr().err
 
 
+def test_what_is_missing_is_told_in_one_line(clone, pushing, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert pushing.main(["someone/arena", "--push"]) == 1
+    assert capsys.readouterr().err.endswith("; run: pip install huggingface_hub\n")
+    monkeypatch.setenv("PATH", "")
+    assert pushing.main(["someone/arena"]) == 1
+    assert capsys.readouterr().err == "error: no git found, which tells what to push; install it\n"
+
+
 def test_ours_goes_without_tests_and_within_a_spaces_size(pushing):
     files = {file.path: file for file in pushing.collect(ROOT)}
     for needed in ("README.md", "requirements.txt", "launch/space.py", "app/page.py", "Dockerfile"):
