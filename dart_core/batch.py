@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dart_core.disk import disk_told, written_whole
+from dart_core.disk import claim, disk_told, written_whole
 from dart_core.errors import ArenaError
 from dart_core.lfs import refuse_pointer
 from dart_core.prompts import json_object
@@ -365,17 +365,7 @@ def _discard(parts: list[Path]) -> None:
 
 def _claim(path: Path) -> BinaryIO:
     """The file, open for appending by this process alone, a half-written last line cut off."""
-    while True:
-        file = path.open("ab", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise ArenaError(f"another process is writing {path}: wait for its end") from None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                break
-        file.close()  # it was removed between the two
+    file = claim(path)
     end = 0
     for _, start, length in read_records(path):
         end = start + length

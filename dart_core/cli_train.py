@@ -181,7 +181,11 @@ def _add_data_rules(parser: argparse._ActionsContainer) -> None:
 def _add_data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument(
-        "--data", nargs="+", required=True, metavar="FILE", help="JSONL (.gz) with messages or text"
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="JSONL (.gz) with messages, ShareGPT's conversations, or text",
     )
     group.add_argument(
         "--holdout",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dart_core.errors import ArenaError
-from dart_core.lfs import refuse_pointer
+from dart_core.jsonl import numbered_lines
 from dart_core.text import check_messages
 
 BATCH_REMEDY = "put several prompts into a JSONL file, one a line, and give it with --prompt-file"
@@ -66,19 +66,10 @@ def read_prompt_file(path: str | Path, limit: int | None = None) -> list[Prompt]
     ArenaError with path and line number.
     """
     path = Path(path)
-    try:
-        refuse_pointer(path)
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ArenaError(f"prompt file {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ArenaError(f"prompt file {path} is not UTF-8 text: {error}") from error
     prompts: list[Prompt] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in numbered_lines(path, "prompt file"):
         if limit is not None and len(prompts) == limit:
             break
-        if not line.strip():
-            continue
         try:
             prompts.append(prompt_of(json_object(line), default_name=f"{path.stem}:{number}"))
         except ArenaError as error:
