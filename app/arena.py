@@ -354,6 +354,13 @@ class Arena:
         visit = self._visits.get(run)
         return visit is not None and visit.done
 
+    def conversation(self, run: str) -> tuple[tuple[str, str], ...]:
+        """The (prompt, answer) pairs up to a run's. Raises ArenaError if it is not kept."""
+        visit = self._visits.get(run)
+        if visit is None:
+            raise ArenaError("This conversation is no longer kept: press Run to begin another.")
+        return visit.conversation
+
     def tree(self, run: str, engine: str, step: int) -> str:
         """One step's tree of a recent run as JSON text, "" if it is not kept."""
         visit = self._visits.get(run)

@@ -71,7 +71,8 @@ def build_page(
         title="DART Arena", analytics_enabled=False, fill_width=True, delete_cache=KEEP_UPLOADS
     ) as page:
         layout.masthead(arena)
-        conversation = gr.State(())
+        conversation = gr.State(())  # Gradio drops it when many others have come
+        shown = gr.Textbox(visible=False, elem_id="shown")  # the run, as the browser knows it
         prompt, buttons = layout.prompt_row(live)
         gr.Examples(
             [[example] for example in prompts], [prompt], label="", elem_id="examples", visible=live
@@ -116,7 +117,7 @@ def build_page(
         charts = charts_panel(IDLE_CHARTS, elem_id="charts")
         tree = tree_view(IDLE_TREES, tree_of=arena.tree, elem_id="tree")
         totals = totals_table(IDLE_TOTALS, elem_id="totals")
-        outputs = [status, *panels, charts, totals, tree, conversation]
+        outputs = [status, *panels, charts, totals, tree, conversation, shown]
 
         def show(visit: Visit, status: dict | None = None) -> list[Any]:
             # Whole values, never gr.skip(): that makes Gradio build the component anew each time.
@@ -129,6 +130,7 @@ def build_page(
                 view.totals(),
                 view.trees(),
                 visit.conversation,
+                view.run,
             ]
 
         def session_of(request: gr.Request) -> str:
@@ -175,28 +177,39 @@ def build_page(
             return getattr(event.target, "elem_id", "")
 
         def compare(
-            event: gr.EventData, request: gr.Request, prompt: str, turns: tuple, *values: Any
+            event: gr.EventData,
+            request: gr.Request,
+            prompt: str,
+            turns: tuple,
+            run: str,
+            *values: Any,
         ) -> Iterator[list[Any]]:
             def begin() -> Visit:
                 named = dict(zip((c.name for c in table), values, strict=True))
                 settings = checked(table, named)
-                if way_of(event) == "regenerate":
-                    if not turns:
+                way = way_of(event)
+                before = turns
+                if way in ("follow", "regenerate") and run and not turns:
+                    before = arena.conversation(run)
+                if way == "regenerate":
+                    if not before:
                         raise ArenaError("There is nothing to regenerate yet: press Run first.")
-                    ask = Ask(turns[-1][0], settings, turns[:-1])
+                    ask = Ask(before[-1][0], settings, before[:-1])
                 else:
-                    ask = Ask(prompt, settings, turns if way_of(event) == "follow" else ())
+                    ask = Ask(prompt, settings, before if way == "follow" else ())
                 return arena.begin(session_of(request), ask)
 
             yield from watch(request, begin)
 
-        def refuse(event: gr.EventData, prompt: str, turns: tuple, *values: Any) -> list[dict]:
+        def refuse(
+            event: gr.EventData, prompt: str, turns: tuple, run: str, *values: Any
+        ) -> list[dict]:
             wrong = [c.problem(value) for c, value in zip(table, values, strict=True)]
             named = dict(zip((control.name for control in table), values, strict=True))
             twice = "" if any(wrong) else check_panels(named)
             empty = "" if way_of(event) == "regenerate" else check_prompt(prompt)
             # Said at the prompt too: the settings may be folded away.
-            problems = [empty or " ".join(filter(None, [*wrong, twice])), "", *wrong]
+            problems = [empty or " ".join(filter(None, [*wrong, twice])), "", "", *wrong]
             return [gr.validate(not problem, problem) for problem in problems]
 
         def play(path: str | Path, speed: str, request: gr.Request) -> Iterator[list[Any]]:
@@ -230,7 +243,7 @@ def build_page(
                 visit.leave()
                 visit.settle()
             idle = [idle_panel(engine) for engine in slots or chosen]
-            return ["", IDLE_STATUS, *idle, IDLE_CHARTS, IDLE_TOTALS, IDLE_TREES, ()]
+            return ["", IDLE_STATUS, *idle, IDLE_CHARTS, IDLE_TOTALS, IDLE_TREES, (), ""]
 
         def restore(fragment: str) -> list[Any]:
             prompt, values, refused = read_link(table, str(fragment))
@@ -260,7 +273,7 @@ def build_page(
                     [buttons["run"].click, prompt.submit, buttons["follow"].click,
                      buttons["regenerate"].click],
                     compare,
-                    [prompt, conversation, *inputs],
+                    [prompt, conversation, shown, *inputs],
                     outputs,
                     validator=refuse,
                     concurrency_id="gpu",

@@ -8,6 +8,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 from scripted import ScriptedEngine, ScriptedTokenizer, steps_of
 
@@ -367,6 +368,38 @@ def test_a_recording_names_no_folder_of_the_server(told, tmp_path):
     assert recording.header["facts"]["target"] == "Qwen/Qwen3-4B"
     assert len(Recording.load(path).events) == len(visit.view.events)
     assert page.arena.recording("another") is None
+
+
+# What the page keeps of a visitor -----------------------------------------------------------------
+
+
+def pressed(site, page, button: str, turns: tuple, run: str) -> list:
+    """What the page last shows after a button was pressed with these hidden values."""
+    compare = next(fn.fn for fn in page.fns.values() if fn.name == "compare")
+    event = SimpleNamespace(target=SimpleNamespace(elem_id=button))
+    request = SimpleNamespace(session_hash="alice")
+    return list(compare(event, request, "And?", turns, run, *site.settings.values()))[-1]
+
+
+@pytest.mark.parametrize("button", ["follow", "regenerate"])
+def test_a_conversation_that_gradio_dropped_is_found_again_or_said_to_be_lost(told, button):
+    site = told(dart=script(), eagle3=script())
+    page = build_page(site.arena)
+    status, panel, *_, turns, run = pressed(site, page, "run", (), "")
+    assert turns == (("And?", TEXT),)
+    assert run == status["run"] == panel["run"] != ""
+
+    _, panel, *_, again, _ = pressed(site, page, button, (), run)
+    assert again == (turns * 2 if button == "follow" else turns)
+    assert len(panel["turns"]) == len(again) - 1
+
+    asked = len(site.engine.asked)
+    status, *rest = pressed(site, page, button, (), "forgotten")
+    assert status["text"] == "This conversation is no longer kept: press Run to begin another."
+    assert all(value == gr.skip() for value in rest)
+    assert len(site.engine.asked) == asked
+    _, panel, *_ = pressed(site, page, "run", (), "forgotten")
+    assert panel["turns"] == []
 
 
 # What browsers ask the server for -----------------------------------------------------------------
