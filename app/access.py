@@ -78,7 +78,11 @@ def answer_headers() -> dict[str, str]:
 
 
 class Tries:
-    """Wrong passwords: whoever gave too many must wait, whatever they try next."""
+    """Wrong passwords: whoever gave too many must wait, whatever they try next.
+
+    One counts as wrong from the moment it is tried until it proves right: of many at once none gets
+    ahead of the count.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
         self._now = now
@@ -88,10 +92,17 @@ class Tries:
         self._forget()
         self._wrong.setdefault(who, deque(maxlen=TRIES)).append(self._now())
 
+    def right(self, who: str | None) -> None:
+        """The last one was not wrong."""
+        if times := self._wrong.get(who):
+            times.pop()
+
     def spent(self, who: str | None) -> bool:
         self._forget()
         return len(self._wrong.get(who, ())) >= TRIES
 
     def _forget(self) -> None:
         since = self._now() - TRIED_IN
-        self._wrong = {who: times for who, times in self._wrong.items() if times[-1] > since}
+        self._wrong = {
+            who: times for who, times in self._wrong.items() if times and times[-1] > since
+        }

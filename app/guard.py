@@ -45,7 +45,7 @@ def stand_before(
     """Put a gate around all that Gradio does; its own way to add a layer is inside of others."""
     prefix = urlsplit(root_path).path.rstrip("/")
     members = Members(app, prefix, asked=bool(auth))
-    checks: list[Check] = [lambda scope, headers: _known(route(scope, prefix)), members.check]
+    checks: list[Check] = [lambda scope, headers: _known(route(scope, prefix))]
     if on_space():
         os.environ.setdefault("FORWARDED_ALLOW_IPS", PRIVATE)  # who tells whose a request is
     if auth or not on_space():  # an open Space's hub may look in from its own pages
@@ -53,6 +53,7 @@ def stand_before(
     if host in LOCAL and not (share or root_path or on_space()):
         remedy = f"behind a proxy, say so: --root-path http://NAME:{port}"
         checks.append(called(LOCAL, remedy))
+    checks.append(members.check)  # the last: it counts who tries a password
     app.middleware_stack = Gate(
         app.build_middleware_stack(),
         Limits(body=MAX_BODY, bodies={UPLOAD: MOST}),
@@ -68,6 +69,10 @@ def _known(asked: str) -> Refusal | None:
     return None if asked in ROUTES or asked.startswith(FOLDERS) else (404, "Not Found")
 
 
+def _tries_password(scope: Scope, asked: str) -> bool:
+    return asked == "/login" and scope["method"] == "POST"
+
+
 class Members:
     """Lets nobody past the page that asks for a password who has not given it: Gradio itself asks
     on most of its routes only.
@@ -79,15 +84,17 @@ class Members:
 
     def check(self, scope: Scope, headers: Headers) -> Refusal | None:
         asked = route(scope, self._prefix)
-        if asked == "/login" and self._tries.spent(visitor(scope)):
-            return 429, "too many wrong passwords: wait some minutes"
+        if _tries_password(scope, asked):
+            if self._tries.spent(visitor(scope)):
+                return 429, "too many wrong passwords: wait some minutes"
+            self._tries.wrong(visitor(scope))
         if asked in OPEN or asked.startswith(OPEN_FOLDERS) or self._is_in(headers):
             return None
         return 401, "Not authenticated"
 
     def seen(self, scope: Scope, status: int) -> None:
-        if status == 400 and route(scope, self._prefix) == "/login":
-            self._tries.wrong(visitor(scope))
+        if status < 400 and _tries_password(scope, route(scope, self._prefix)):
+            self._tries.right(visitor(scope))
 
     def _is_in(self, headers: Headers) -> bool:
         if not self._asked:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -274,9 +275,32 @@ def called(names: Sequence[str], remedy: str) -> Check:
 def own_site(scope: Scope, headers: Headers) -> Refusal | None:
     """Turns away what a page of another site asks for in its visitor's name; following a link is
     no such thing.
+
+    Over plain http a browser says only to servers of its own machine what kind of request it is:
+    elsewhere, that a page sends something is seen by where it is from.
     """
-    if headers.get("sec-fetch-site") != "cross-site":
+    reads = scope["method"] in ("GET", "HEAD")
+    site = headers.get("sec-fetch-site")
+    if site is None:
+        foreign = not reads and _from_elsewhere(headers)
+    else:
+        foreign = site == "cross-site" and not (
+            reads and headers.get("sec-fetch-mode") == "navigate"
+        )
+    return (403, "a page of another site cannot ask for this") if foreign else None
+
+
+def _from_elsewhere(headers: Headers) -> bool:
+    """Whether a page of another host asks; a proxy may have told the host that it was asked for."""
+    page = headers.get("origin") or headers.get("referer")
+    if page is None:  # no browser
+        return False
+    asked = [headers.get("host", ""), headers.get("x-forwarded-host", "")]
+    return _hostname(page) not in [_hostname(f"//{host}") for host in asked if host]
+
+
+def _hostname(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
         return None
-    if headers.get("sec-fetch-mode") == "navigate" and scope["method"] in ("GET", "HEAD"):
-        return None
-    return 403, "a page of another site cannot ask for this"

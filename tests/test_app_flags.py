@@ -209,8 +209,11 @@ def test_wrong_passwords_are_counted_for_a_while():
     assert tries.spent("a")
     clock[0] += 2
     assert not tries.spent("a")
+    tries.wrong("c")
+    tries.right("c")
     tries.wrong("b")
-    assert list(tries._wrong) == ["b"]  # nobody is kept for ever
+    tries.right("a")
+    assert not tries.spent("b") and list(tries._wrong) == ["b"]  # nobody is kept for ever
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,25 @@ def test_what_another_sites_page_asks_for_is_refused(method, site, mode, status)
     assert ask(gated(own_site), method, headers=headers).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("POST", {"origin": "http://evil.example"}, 403),
+        ("POST", {"referer": "http://evil.example/192.168.0.9"}, 403),
+        ("POST", {"origin": "null"}, 403),  # a page without a site of its own
+        ("POST", {"origin": "http://[evil"}, 403),
+        ("POST", {"origin": "http://192.168.0.9:30000"}, 200),
+        ("POST", {"origin": "http://192.168.0.9:8080"}, 200),  # of another port, as of old
+        ("POST", {"origin": "http://arena.example", "x-forwarded-host": "arena.example"}, 200),
+        ("GET", {"referer": "http://evil.example/"}, 200),  # a link, as far as can be told
+    ],
+)
+def test_over_plain_http_in_a_network_too(method, headers, status):
+    """Browsers send no Sec-Fetch headers there."""
+    headers = {"host": "192.168.0.9:30000", **headers}
+    assert ask(gated(own_site), method, headers=headers).status_code == status
+
+
 def test_the_prefix_of_a_server_is_no_part_of_its_routes():
     def asked(path, prefix="/arena"):
         return route({"path": path}, prefix)

@@ -19,9 +19,10 @@ gr = pytest.importorskip("gradio")
 import httpx  # noqa: E402
 from recorded import recording  # noqa: E402
 from scripted import ScriptedEngine, ScriptedTokenizer, steps_of  # noqa: E402
+from starlette.datastructures import Headers  # noqa: E402
 
 from app.arena import Arena  # noqa: E402
-from app.guard import MAX_BODY, UPLOAD  # noqa: E402
+from app.guard import MAX_BODY, UPLOAD, Members  # noqa: E402
 from app.page import build_page  # noqa: E402
 from app.queueing import EACH  # noqa: E402
 from app.serve import close, launch  # noqa: E402
@@ -672,6 +673,17 @@ def test_who_guesses_must_wait(closed_site):
         assert spent.status_code == 429 and "too many wrong passwords" in spent.json()["detail"]
         assert inside.get("/config").status_code == 200
     assert logged_in(closed_site).answer.status_code == 200
+
+
+def test_guesses_at_once_do_not_get_ahead_of_the_count():
+    members = Members(SimpleNamespace(tokens={}, cookie_id="x"), "", asked=True)
+    scope = {"path": "/login", "method": "POST", "client": ("203.0.113.9", 1)}
+    begun = [members.check(scope, Headers()) for _ in range(12)]
+    assert begun[:10] == [None] * 10 and [status for status, _ in begun[10:]] == [429, 429]
+    members.seen(scope, 429)
+    assert members.check(scope, Headers()) is not None
+    members.seen(scope, 200)  # one was right
+    assert members.check(scope, Headers()) is None
 
 
 # On a Space ---------------------------------------------------------------------------------------
