@@ -343,3 +343,22 @@ def test_twenty_thousand_characters(tab):
     tab.push(*values)
     shown(tab, text)
     expect(tab.locate(".flow .tok")).to_have_count(2_700)
+
+
+def test_every_line_runs_the_way_of_its_letters(tab):
+    arabic = "مرحبا بالعالم"
+    turns = [[arabic, arabic]]
+    tab.push(
+        value_of(f"{arabic}\nHello you", marks="p5p8p1p5p4", turns=turns, prompt=arabic, run="doc")
+    )
+    shown(tab, f"{arabic}\nHello you")
+    first, second, _, third, fourth = [tok.bounding_box()["x"] for tok in tab.locate(".tok").all()]
+    assert first > second and third < fourth
+    starts = "n => { const r = document.createRange(); r.selectNodeContents(n); const box = "
+    starts += "n.getBoundingClientRect(); return box.right - r.getClientRects()[0].right < 2; }"
+    for place in (".turn .answer", ".line:first-child"):
+        assert tab.locate(place).first.evaluate(starts), place
+    ways = "n => [getComputedStyle(n).unicodeBidi, getComputedStyle(n).display]"
+    assert tab.locate(".said .words").first.evaluate(ways) == ["plaintext", "block"]
+    tab.locate(".lane-views button").nth(1).click()
+    expect(tab.locate(".rendered p").first).to_have_css("unicode-bidi", "plaintext")
