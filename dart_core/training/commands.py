@@ -190,7 +190,7 @@ def _train_head(args: argparse.Namespace, accelerator: Accelerator, dtype: torch
         f"{len(vocabulary)} covers {counts[vocabulary.numpy()].sum() / counts.sum():.4f} of them"
     )
     found = target_features_of(args, model, sequences, accelerator=accelerator, log=say)
-    of = {f"{name} fingerprint": found.cache.settings[name] for name in ("target", "text")}
+    fingerprints = {name: found.cache.settings[name] for name in ("target", "text")}
     embed = model.get_input_embeddings().to(dtype)
     features: FeatureCache | RecomputedFeatures = found
     if len(found.cache) == len(sequences):
@@ -212,7 +212,7 @@ def _train_head(args: argparse.Namespace, accelerator: Accelerator, dtype: torch
     if accelerator.is_main_process and facts["holdout"]:
         items = source.held_out(WATCHED)
         held_out = HeldOut(items, to_draft, embed, objective.rows, ngrams=ngrams)
-    record = Provenance(args, {**facts, "fingerprints": of}, sequences, accelerator)
+    record = Provenance(args, {**facts, "fingerprints": fingerprints}, sequences, accelerator)
     progress = train(
         head.to(accelerator.device),
         embed,
@@ -222,7 +222,7 @@ def _train_head(args: argparse.Namespace, accelerator: Accelerator, dtype: torch
         args.output,
         accelerator=accelerator,
         held_out=held_out,
-        learnt_from=of,
+        learnt_from={f"{name} fingerprint": value for name, value in fingerprints.items()},
         begun=record.write,
         log=say,
     )
