@@ -32,7 +32,7 @@ from dart_core.references import HUB
 from dart_core.sampling import SamplingParams
 from dart_core.step import Step
 from dart_core.target import Target, parse_device
-from dart_core.text import TextStream, raw_prompt_ids
+from dart_core.text import TextStream, check_stops, raw_prompt_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -59,7 +59,7 @@ def run_settings(
     depth: int = 7,
     draft_top_k: int = 10,
     seed: int | None = None,
-    stop: Sequence[str] = (),
+    stop: Sequence[str] | None = (),
     ignore_eos: bool = False,
 ) -> GenerationSettings:
     """The published keywords, and a few of ours, as settings of the engine.
@@ -83,7 +83,7 @@ def run_settings(
             eagle3_depth=depth,
             eagle3_top_k=draft_top_k,
         ),
-        stop=(stop,) if isinstance(stop, str) else () if stop is None else stop,  # it checks them
+        stop=check_stops((stop,) if isinstance(stop, str) else () if stop is None else stop),
         ignore_eos=ignore_eos,
     )
 

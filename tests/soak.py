@@ -284,9 +284,10 @@ class Visitor:
             if number == leave_at:
                 return None
             if number == stop_at:
+                before = self.tab.runs - {run}
                 stopped = self.tab.stop()
                 latest = stopped[0]["run"]  # one before, where this one had not begun
-                if "engine" in stopped[1] and latest not in self.tab.runs - {run}:
+                if "engine" in stopped[1] and latest not in before:
                     self.own(stopped, case, turn, run or latest)
         self.soak.answered.append(time.monotonic() - began)
         return shown

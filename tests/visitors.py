@@ -151,7 +151,9 @@ class Tab:
             e for e in self.site.events
             if e.get("trigger_after") == pending["event"]["id"] and e["backend_fn"]
         )  # fmt: skip
-        return self.send(after, [])["data"]
+        shown = self.send(after, [])["data"]
+        self.runs.add(shown[0]["run"])  # which no update may have told, had it just begun
+        return shown
 
     def clear(self) -> list[Any]:
         """Press Clear, and its question's yes."""
