@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from browsing import expect
 
@@ -62,4 +64,7 @@ def test_a_phone_stacks_the_panels_and_scrolls_one_way(visit):
     tab.page.evaluate(
         f"document.querySelectorAll({long}).forEach((n) => {{ n.textContent = 'W'.repeat(150); }})"
     )
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    tab.page.locator("#presenter").click()  # its type is larger
+    expect(tab.page.locator("body")).to_have_class(re.compile(r"\bpresenter\b"))
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
