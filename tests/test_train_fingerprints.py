@@ -8,15 +8,15 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from models import tiny_model
 from safetensors.torch import load_file, save_file
+from test_training import CHAT, chat
+from text_models import byte_level
 
 from dart_core.cli import main
 from dart_core.training.features import FeatureCache
 from dart_core.training.fingerprints import target_fingerprint, text_fingerprint
 from dart_core.training.setup import read_sequences
-from tests.models import tiny_model
-from tests.test_training import CHAT, chat
-from tests.text_models import byte_level
 
 
 def write_text(path: Path, word: str) -> str:
@@ -176,6 +176,19 @@ def test_answers_go_on_from_what_they_were_begun_with(
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"error: x.jsonl was begun with {says}" in error
     assert error.endswith("give the same again, or another --output")
+    assert (tmp_path / "x.jsonl").read_text() == before
+
+
+def test_a_damaged_note_of_how_far_answers_are_is_said(answers, capsys, tmp_path):
+    assert answers(2, *ASKED) == 0
+    before = (tmp_path / "x.jsonl").read_text()
+    for damaged in ('{"batches": 1', "[]", '{"batches": 1, "written": null, "dropped": 0}', "{}"):
+        (tmp_path / "x.jsonl.state").write_text(damaged)
+        capsys.readouterr()
+        assert answers(4, *ASKED) == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: x.jsonl.state is damaged (")
+        assert "give another --output, or remove both" in error
     assert (tmp_path / "x.jsonl").read_text() == before
 
 

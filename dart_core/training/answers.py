@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dart_core.disk import disk_told, written_whole
 from dart_core.errors import ArenaError
+from dart_core.json_file import read_object
 from dart_core.progress import ProgressBar, duration
 from dart_core.training.data import ASKED, PROBE, ChatEncoder, read_records, user_texts
 from dart_core.training.decoding import continue_prompts
@@ -90,10 +91,17 @@ class _State:
                     "choose another name or remove it"
                 )
             return
-        state = json.loads(self.path.read_text())
+        try:
+            state = read_object(self.path)
+            counts = [int(state[name]) for name in ("batches", "written", "dropped")]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArenaError(
+                f"{self.path} is damaged ({error}), so nobody knows how far {output} is: give "
+                "another --output, or remove both"
+            ) from error
         check_same(f"{output} was begun with", state.get("settings", {}), settings, GIVE_SAME)
-        self.batches, self.written = state["batches"], state["written"]
-        self.dropped, self.seconds = state["dropped"], state.get("seconds", 0.0)
+        self.batches, self.written, self.dropped = counts
+        self.seconds = state.get("seconds", 0.0)
         self._cut()
 
     def _cut(self) -> None:

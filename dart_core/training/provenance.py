@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import shlex
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dart_core.json_file import read_object
 from dart_core.report import write_json
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ class Provenance:
     def _before(self) -> list[str]:
         if not Path(self.path.parent, "checkpoint").is_dir() or not self.path.is_file():
             return []
-        return json.loads(self.path.read_text()).get("commands", [])
+        with suppress(ValueError):  # damaged: it is written anew
+            return read_object(self.path).get("commands", [])
+        return []
 
     def write(self, progress: Progress) -> None:
         """Write it with how far the training is."""
