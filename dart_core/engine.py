@@ -348,7 +348,8 @@ def describe_machine(target: Target) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "versions": {
             "python": platform.python_version(),
-            **{package: version(package) for package in ("torch", "transformers")},
+            "torch": str(torch.__version__),  # with its build: +cu130, say
+            "transformers": version("transformers"),
         },
     }
 
