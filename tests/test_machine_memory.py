@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,7 @@ def test_runs_are_read_one_at_a_time_in_one_thread(monkeypatch):
         return path
 
     monkeypatch.setattr(Recording, "load", load)
+    paths = [Path("/nowhere", f"{number}.json") for number in range(20)]
     with ThreadPoolExecutor(8) as visitors:
-        assert list(visitors.map(replays.read, range(20))) == list(range(20))
+        assert list(visitors.map(replays.read, paths)) == paths
     assert len(readers) == 1
