@@ -90,6 +90,11 @@ class Known:
                 )
                 *_, last = tab.stream()
                 case["texts"].append(last["output"]["data"][1]["text"])
+            run = last["output"]["data"][0]["run"]
+            # Each of these has a thread from the first question on.
+            tab.ask("status", "record", run, "csv")
+            tab.ask("panel-1", "rendered", run, "ar")
+            tab.ask("tree", "tree", run, "ar", 1)
             tab.close()
 
     @staticmethod
