@@ -88,7 +88,7 @@ def seen_by(passage: Passage, taps: tuple[int, ...], wanted: tuple[int, ...]) ->
     return Passage(passage.tokens, hidden, passage.prompt)
 
 
-def target_fingerprint(engine: Engine) -> str:
+def weights_fingerprint(engine: Engine) -> str:
     """A hash of config and of some numbers of every weight: another target, another hash."""
     digest = hashlib.sha256(engine.target.config.to_json_string().encode())
     for module in engine.target.model.modules():
@@ -131,7 +131,7 @@ class TextCache:
         record["eos_token_ids"] = sorted(settings.eos_token_ids)
         self._facts = {
             "format": FORMAT,
-            "target": target_fingerprint(engine),
+            "target": weights_fingerprint(engine),
             "eos": sorted(engine.eos_token_ids),
             "taps": taps,
             "dtype": engine.facts["dtype"],

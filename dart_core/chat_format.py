@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
+from dart_core.memory import is_out_of_memory
 from dart_core.metrics import chosen_sizes
 from dart_core.sampling import SamplingParams
 from dart_core.step import Step
@@ -65,17 +66,20 @@ class RequestError(ArenaError):
         self.status, self.kind, self.param, self.code = status, kind, param, code
 
 
-def internal_error(error: Exception) -> RequestError:
-    """What clients are told of an unforeseen error: its kind, and nothing of this machine."""
+def servers_error(error: Exception) -> RequestError:
+    """What clients are told of what is not their fault: 503 where memory lacks, which may pass,
+    else 500 with the error's kind. Nothing of this machine: that is for its log.
+    """
+    if is_out_of_memory(error):
+        return RequestError(
+            "the device has no memory left for this: ask for fewer tokens, shorten the "
+            "conversation, or try again later",
+            status=503,
+            kind="server_error",
+            code="out_of_memory",
+        )
     message = f"an internal error ({type(error).__name__}); the server's log has the details"
-    if "out of memory" in str(error).lower():
-        message = "the device ran out of memory: ask for fewer tokens, or shorten the conversation"
     return RequestError(message, status=500, kind="server_error")
-
-
-def no_room(error: ArenaError) -> RequestError:
-    """What clients are told where memory lacks now, before their run has begun."""
-    return RequestError(str(error), status=503, kind="server_error", code="out_of_memory")
 
 
 def error_object(error: ArenaError) -> dict[str, Any]:

@@ -34,13 +34,12 @@ from dart_core.chat_format import (
     RequestError,
     closing_fields,
     error_object,
-    internal_error,
     model_ids,
     model_object,
-    no_room,
     no_such_model,
     of_field,
     read_request,
+    servers_error,
 )
 from dart_core.connections import Connection
 from dart_core.engine import Engine, GenerationSettings
@@ -89,11 +88,11 @@ class Run:
         except ArenaError as error:
             if isinstance(error, MemoryError):
                 logger.error("%s", error)  # the operator's to mend, not the client's
-                error = internal_error(error)
+                error = servers_error(error)
             self._tell(error)
         except Exception as error:
             logger.exception("an answer failed")
-            self._tell(internal_error(error))
+            self._tell(servers_error(error))
         self._tell(None)
 
     def _tell(self, item: Step | Exception | None) -> None:
@@ -409,7 +408,7 @@ def _told(status: int, sentence: str) -> dict[str, Any]:
 def _refuse(request: Request, error: ArenaError) -> Response:
     if isinstance(error, MemoryError):
         logger.error("%s", error)  # the operator's to mend; to the client it may pass
-        error = no_room(error)
+        error = servers_error(error)
     status = getattr(error, "status", 400)
     headers = {"Retry-After": "1"} if status in (429, 503) else None
     return JSONResponse(error_object(error), status, headers)
@@ -421,4 +420,4 @@ def _no_such_thing(request: Request, error: HTTPException) -> Response:
 
 
 def _fail(request: Request, error: Exception) -> Response:
-    return JSONResponse(error_object(internal_error(error)), 500)
+    return _refuse(request, servers_error(error))

@@ -18,6 +18,7 @@ from tiny_trio import make_trio, trio_flags
 from dart_core import batch, batch_answers, cli_batch, cli_run
 from dart_core.batch import Batch, Share, read_records
 from dart_core.batch_answers import line_settings
+from dart_core.chat_format import with_fields
 from dart_core.cli import main
 from dart_core.engine import Engine, GenerationSettings
 from dart_core.errors import ArenaError
@@ -508,6 +509,17 @@ def test_a_lines_own_settings_win():
     assert own.sampling == SamplingParams(1, 3, 0.9, seed=1)
     assert (own.max_new_tokens, own.stop) == (4, ("b",))
     assert line_settings({"temperature": 0}, settings, seed=9).sampling.seed is None
+
+
+@pytest.mark.parametrize("field", sorted(batch.OWN))
+def test_what_a_line_sets_is_what_its_record_says(field):
+    """The record of a line and the run of it read its fields apart."""
+    values = {"stop": ("b", ["b", "c"]), "top_p": (0.5, 1), "temperature": (0, 0.5)}
+    for value in values.get(field, (1, 2)):
+        own = with_fields({field: value}, GenerationSettings(sampling=SamplingParams(0.3, 7, 0.5)))
+        ((name, said),) = batch.own_settings({field: value}).items()
+        ran = getattr(own, name) if hasattr(own, name) else getattr(own.sampling, name)
+        assert (list(ran) if name == "stop" else ran) == said, value
 
 
 def test_totals_of_nothing():

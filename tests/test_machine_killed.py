@@ -27,7 +27,7 @@ from dart_core.heads import DartHead, load_dart_head, save_head
 from dart_core.report import write_json
 from dart_core.training.answers import AnswerSettings, _State
 from dart_core.training.checkpoints import Checkpoint
-from dart_core.training.features import FeatureCache, write_cache
+from dart_core.training.features import FeatureCache, cache_settings, write_cache
 from dart_core.training.watch import Journal
 from tests.models import head_config, random_head, tiny_target
 
@@ -104,8 +104,10 @@ class Features(Work):
         self.sequences = [FakeSequence(length) for length in (3, 4, 5)]
 
     def run(self) -> None:
-        options = {"target": "tiny", "taps": (1, 2), "top_k": 4, "log": lambda line: None}
-        write_cache(self.folder / "cache", self.model, self.sequences, **options)
+        settings = cache_settings(self.model, self.sequences, target="tiny", taps=(1, 2), top_k=4)
+        write_cache(
+            self.folder / "cache", self.model, self.sequences, settings, log=lambda line: None
+        )
 
     def check(self) -> None:
         if (self.folder / "cache" / "cache.json").exists():

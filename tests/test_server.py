@@ -22,7 +22,7 @@ import torch
 from models import ForcedDrafter, chain
 from tiny_trio import BASE, DART, EAGLE3, make_trio, trio_flags
 
-from dart_core.chat_format import internal_error, read_request
+from dart_core.chat_format import read_request, servers_error
 from dart_core.cli import main
 from dart_core.cli_api import api_key
 from dart_core.drafters import NGRAM_OFF, DraftSettings
@@ -561,13 +561,14 @@ def test_a_failure_ends_one_answer_only(gated, expected):
 
 
 def test_out_of_memory_in_words():
-    error = internal_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert error.status == 500 and str(error).startswith("the device ran out of memory: ask for")
+    error = servers_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert (error.status, error.code) == (503, "out_of_memory")
+    assert str(error).startswith("the device has no memory left for this: ask for fewer tokens")
 
 
 def test_no_room_now_is_not_the_clients_fault(served, create, monkeypatch, caplog):
     monkeypatch.setattr("dart_core.target.free_memory", lambda device: 100)
-    with pytest.raises(openai.InternalServerError, match="no memory for a run of") as refusal:
+    with pytest.raises(openai.InternalServerError, match="has no memory left") as refusal:
         create(max_tokens=5)
     assert (refusal.value.status_code, refusal.value.code) == (503, "out_of_memory")
     assert "no memory for a run of" in caplog.text

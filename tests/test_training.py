@@ -32,6 +32,7 @@ from dart_core.training.features import (
     FeatureCache,
     Features,
     RecomputedFeatures,
+    cache_settings,
     write_cache,
 )
 from dart_core.training.figures import HeldOut
@@ -293,9 +294,8 @@ def cache(target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("features")
     model = tiny_model("llama")
     sequences = random_sequences(70, 40)
-    write_cache(
-        folder, model, sequences, target="tiny", top_k=8, batch_tokens=100, log=lambda _: None
-    )
+    settings = cache_settings(model, sequences, target="tiny", top_k=8)
+    write_cache(folder, model, sequences, settings, batch_tokens=100, log=lambda _: None)
     return FeatureCache(folder)
 
 
@@ -321,9 +321,10 @@ def test_features_are_the_targets_states_and_probabilities(cache):
 def test_feature_cache_resumes_and_refuses_other_data(cache, tmp_path):
     model, sequences = tiny_model("llama"), random_sequences(70, 40)
     lines: list[str] = []
+    other, same = (cache_settings(model, sequences, target="tiny", top_k=k) for k in (4, 8))
     with pytest.raises(ArenaError, match="holds features of top_k 8, not 4: choose"):
-        write_cache(cache.folder, model, sequences, target="tiny", top_k=4, log=lines.append)
-    write_cache(cache.folder, model, sequences, target="tiny", top_k=8, log=lines.append)
+        write_cache(cache.folder, model, sequences, other, log=lines.append)
+    write_cache(cache.folder, model, sequences, same, log=lines.append)
     assert len(lines) == 1  # how much it is; every shard was there
 
 
@@ -334,9 +335,8 @@ def test_features_beyond_the_size_limit_are_computed_when_they_are_read(cache, t
     first, second = (sum(len(s.tokens) for s in part) for part in (sequences[:64], sequences[64:]))
     lines: list[str] = []
     limit = (first + second) * per_token - 1
-    write_cache(
-        tmp_path, model, sequences, target="tiny", top_k=8, limit_bytes=limit, log=lines.append
-    )
+    settings = cache_settings(model, sequences, target="tiny", top_k=8)
+    write_cache(tmp_path, model, sequences, settings, limit_bytes=limit, log=lines.append)
     assert f"70 sequences, {first + second:,} tokens" in lines[0]
     assert f"keeps {first / (first + second):.0%} of them" in lines[1]
     partly = FeatureCache(tmp_path)
@@ -357,13 +357,13 @@ def test_features_beyond_the_size_limit_are_computed_when_they_are_read(cache, t
 
 def test_several_processes_fill_one_cache(cache, tmp_path):
     model, sequences = tiny_model("llama"), random_sequences(70, 40)
+    settings = cache_settings(model, sequences, target="tiny", top_k=8)
     for worker in (1, 0):
         write_cache(
             tmp_path,
             model,
             sequences,
-            target="tiny",
-            top_k=8,
+            settings,
             batch_tokens=100,
             worker=worker,
             workers=2,

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +95,8 @@ def write_cache(
     folder: str | Path,
     model: PreTrainedModel,
     sequences: list[Sequence],
+    settings: Mapping[str, Any],
     *,
-    target: str,
-    top_k: int = TOP_K,
-    taps: tuple[int, ...] | None = None,
     batch_tokens: int = 4096,
     limit_bytes: int = 20 << 30,
     count: int | None = None,
@@ -107,7 +105,7 @@ def write_cache(
     log: Callable[[str], None] = print,
 ) -> None:
     """Compute the features of ``sequences`` into ``folder``; shards that exist are kept, so it
-    resumes. ``target``, ``top_k`` and ``taps`` as in ``cache_settings``.
+    resumes. settings: their ``cache_settings``.
 
     ``count``: only the shards that hold the first so many sequences. ``worker`` of ``workers``
     makes every workers-th shard, so that several processes can fill one folder. Shards that would
@@ -117,8 +115,8 @@ def write_cache(
     folder = Path(folder)
     with disk_told("target features", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    taps = taps or default_taps(model.config.num_hidden_layers)
-    _claim(folder, cache_settings(model, sequences, target=target, top_k=top_k, taps=taps))
+    taps, top_k = tuple(settings["taps"]), settings["top_k"]
+    _claim(folder, settings)
     per_token = bytes_per_token(model, taps, top_k)
     within = shards_within(sequences, per_token, limit_bytes, count)
     missing = [shard for shard in range(within) if not shard_path(folder, shard).exists()]
@@ -193,14 +191,14 @@ def _announce(
         )
 
 
-def _claim(folder: Path, settings: dict) -> None:
+def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
     path = folder / "cache.json"
     if path.exists():
         check_same(f"{folder} holds features of", _present(path), settings, CHOOSE)
         return
     partial = folder / f"cache.{os.getpid()}.tmp"
     with disk_told("target features", folder):
-        partial.write_text(json.dumps(settings, indent=1))
+        partial.write_text(json.dumps(dict(settings), indent=1))
         partial.rename(path)
 
 

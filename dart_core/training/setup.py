@@ -198,7 +198,7 @@ def target_features_of(
         folder,
         model,
         sequences,
-        target=target,
+        settings,
         count=count,
         worker=accelerator.process_index if accelerator else 0,
         workers=accelerator.num_processes if accelerator else 1,
