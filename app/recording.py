@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ MAX_BYTES = 64 * 2**20  # of a file, and of what it unpacks to
 MAX_HEADER = 4 * 2**20  # characters of a header as JSON
 MAX_EVENTS = 100_000
 MAX_PARTS = 20 * MAX_EVENTS  # objects and lists, which take far more memory than text
+LEFT_OUT = "candidates_left_out"  # of a header: steps that were written without
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_PROMPT_IDS = 2**20
 MAX_VOCABULARY = 2**19  # no model has as many tokens
@@ -95,11 +96,36 @@ class Recording:
         return cls.from_json(data, name)
 
     def to_text(self) -> str:
-        """The run as JSON text: a line for the header, one for the vocabulary, one per event."""
-        head = _dump({"schema": SCHEMA, **self.header})
+        """The run as JSON text: a line for the header, one for the vocabulary, one per event.
+
+        Of a run that would be too large to be loaded again, the last steps are written without what
+        was pruned: the header counts them as ``candidates_left_out``.
+        """
         vocabulary = _dump({str(token): text for token, text in self.vocabulary.items()})
-        events = ",\n".join(_dump(event_to_json(event)) for event in self.events)
-        return f'{head[:-1]},\n"vocabulary":{vocabulary},\n"events":[\n{events}\n]}}\n'
+        around = len((_dump(self.header) + vocabulary).encode()) + 200  # and names and brackets
+        events, left_out = self._event_lines(MAX_BYTES - around)
+        header = {"schema": SCHEMA, **self.header}
+        if left_out:
+            header[LEFT_OUT] = left_out + header.get(LEFT_OUT, 0)
+        head, lines = _dump(header), ",\n".join(events)
+        return f'{head[:-1]},\n"vocabulary":{vocabulary},\n"events":[\n{lines}\n]}}\n'
+
+    def _event_lines(self, most: int) -> tuple[list[str], int]:
+        """Every event as JSON; and how many, from the last on, are without their candidates for all
+        to take ``most`` bytes.
+        """
+        lines = [_dump(event_to_json(event)) for event in self.events]
+        size = sum(len(line.encode()) + 2 for line in lines)
+        left_out = 0
+        for place in range(len(lines) - 1, -1, -1):
+            event = self.events[place]
+            if size > most and isinstance(event, Moved) and event.step.candidates is not None:
+                bare = replace(event, step=replace(event.step, candidates=None))
+                size -= len(lines[place].encode())
+                lines[place] = _dump(event_to_json(bare))
+                size += len(lines[place].encode())
+                left_out += 1
+        return lines, left_out
 
     @classmethod
     def from_json(cls, data: Any, name: str = "this file") -> Recording:
@@ -252,6 +278,8 @@ def _check_header(fields: Fields) -> None:
     for name in ("created", "prompt"):
         fields.text(name)
     fields.flag("at_once")
+    if LEFT_OUT in fields:
+        fields.whole(LEFT_OUT)
     fields.wholes("prompt_ids", MAX_PROMPT_IDS, high=MAX_TOKEN)
     for turn in fields.items("turns", MAX_EVENTS):
         if not isinstance(turn, list) or len(turn) != 2 or not all(map(is_text, turn)):

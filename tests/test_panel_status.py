@@ -15,7 +15,12 @@ pytestmark = pytest.mark.browser
 
 IDLE = {"run": "", "running": False, "text": "Nothing has run."}
 DONE = {"run": "r1", "running": False, "text": "Done: <b>DART</b> 12.0 tokens per second."}
-KEPT = {("r1", "json"): '{"prompt": "é <b>"}', ("r1", "csv"): "engine,step\r\ndart,0\r\n"}
+KEPT = {
+    ("r1", "json"): '{"prompt": "é <b>"}',
+    ("r1", "csv"): "engine,step\r\ndart,0\r\n",
+    ("large", "json"): '{"prompt": "é","candidates_left_out":12,\n"events":[]}\n',
+    ("text", "json"): '{"prompt":"é",\n"events":["\\"candidates_left_out\\":7"]}\n',
+}
 SAVE, CSV, TEXT = ".arena-save", ".arena-csv", ".arena-status"
 
 
@@ -64,6 +69,18 @@ def test_both_files_hold_what_the_server_says(site, browser, tmp_path):
         expect(tab.locate(CSV)).to_have_text("Download steps (CSV)")
         assert saved(tab, SAVE, tmp_path / "run.json") == KEPT["r1", "json"]
         assert saved(tab, CSV, tmp_path / "steps.csv") == KEPT["r1", "csv"]
+
+
+def test_a_file_without_all_candidates_says_so(site, browser, tmp_path):
+    with site.tab(browser) as tab:
+        tab.push({**DONE, "run": "text"})
+        expect(tab.locate(SAVE)).to_have_attribute("data-run", "text")
+        saved(tab, SAVE, tmp_path / "run.json")
+        expect(tab.locate(TEXT)).to_have_text(DONE["text"])
+        tab.push({**DONE, "run": "large"})
+        expect(tab.locate(SAVE)).to_have_attribute("data-run", "large")
+        assert saved(tab, SAVE, tmp_path / "run.json") == KEPT["large", "json"]
+        expect(tab.locate(TEXT)).to_contain_text("without the pruned candidates of 12 steps")
 
 
 @pytest.mark.parametrize("run", ["forgotten", "broken"])

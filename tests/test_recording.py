@@ -12,7 +12,7 @@ import random
 import re
 import tracemalloc
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +23,13 @@ from app import recording as module
 from app.controls import MAX_ANSWER, SLOTS
 from app.events import MAX_TEXT, MAX_TOKENS
 from app.facts import facts_of
-from app.recording import SCHEMA, Recording, read_header, replay
+from app.recording import LEFT_OUT, SCHEMA, Recording, read_header, replay
 from app.steps_csv import COLUMNS, steps_csv, text_cell
 from app.view import Baseline, RunView
 from dart_core.errors import ArenaError
 
 GOOD = recording()
+KEPT = Path(__file__).parents[1] / "assets/recordings/5-merge-lists-pruned-kept.json.gz"
 
 
 def data_of(run: Recording) -> dict:
@@ -126,6 +127,29 @@ def test_the_same_run_is_always_the_same_file(tmp_path):
 def test_candidates_are_written_only_where_there_are_some():
     steps = [event["step"] for event in data_of(GOOD)["events"] if event["type"] == "moved"]
     assert [("candidates" in step) for step in steps].count(True) == 1
+
+
+def with_candidates(run: Recording) -> list[int]:
+    return [n for n, move in enumerate(moves(run.events)) if move.step.candidates is not None]
+
+
+def test_a_run_too_large_to_load_again_is_written_without_its_last_candidates(
+    tmp_path, monkeypatch
+):
+    whole = Recording.load(KEPT)
+    size, steps = len(whole.to_text().encode()), with_candidates(whole)
+    monkeypatch.setattr(module, "MAX_BYTES", size * 2 // 3)
+    whole.save(tmp_path / "run.json")
+    assert size / 2 < (tmp_path / "run.json").stat().st_size <= module.MAX_BYTES
+    again = Recording.load(tmp_path / "run.json")
+    kept = with_candidates(again)
+    assert 0 < len(kept) < len(steps) and kept == steps[: len(kept)]
+    assert again.header == {**whole.header, LEFT_OUT: len(steps) - len(kept)}
+    for one, other in zip(moves(whole.events), moves(again.events), strict=True):
+        assert same(replace(one.step, candidates=None), replace(other.step, candidates=None))
+    monkeypatch.setattr(module, "MAX_BYTES", size // 3)  # what was left out before counts too
+    once_more = Recording.from_json(json.loads(again.to_text()))
+    assert once_more.header[LEFT_OUT] == len(steps) - len(with_candidates(once_more))
 
 
 def test_the_vocabulary_holds_every_token_a_tree_can_show():

@@ -19,6 +19,8 @@ const button = (className, text, kind, type, name) => {
     link.download = name;
     link.click();
     URL.revokeObjectURL(link.href);
+    const leftOut = kind === "json" && /^.*"candidates_left_out":(\d+)/.exec(content)?.[1]; // in the first line
+    if (leftOut) put(line, `Saved without the pruned candidates of ${leftOut} steps: the run would be too large to load again.`);
   });
   files.append(made);
   return made;
