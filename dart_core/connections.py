@@ -1,5 +1,5 @@
-"""What a server takes from a client before there is a request: a head in time, and not too many at
-once. The gate sees whole heads only.
+"""What a server takes from a client outside of a request: a head in time, and not too many at once;
+an answer that is read. The gate sees whole heads only, and an answer is given once it is written.
 """
 
 from __future__ import annotations
@@ -15,26 +15,30 @@ from dart_core.gate import visitor
 
 HEAD_SECONDS = 10.0  # from a request's first byte, or the connection, to the end of its head
 HEADS_EACH = 64  # heads that one visitor may have under way
+ARRIVE_SECONDS = 0.1  # for what came with a connection to be read, before it counts as waiting
+READ_SECONDS = 60.0  # in which some of an answer must be taken
 FILES, SPARE = 8192, 128  # wanted at most, and how many of them are kept for other things
 
 
 class Connection(H11Protocol):
-    """uvicorn's, less patient: of too many connections that have no whole head the oldest goes.
+    """uvicorn's, less patient: of too many connections that have no whole head the oldest goes, and
+    so does who takes nothing of an answer any more.
 
     For the ``http`` of a uvicorn.Config.
     """
 
     _patience: asyncio.TimerHandle | None = None  # runs while a head is under way
+    _reading: asyncio.TimerHandle | None = None  # runs while some of an answer is not sent
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # so that it is told when all is sent, and when not
         self._who = visitor({"client": self.client})
         self._await_head()
-        waiting = [c for c in self.connections if isinstance(c, Connection) and c._patience]
-        alike = [c for c in waiting if c._who == self._who]
-        crowded = len(self.connections) > most_connections()
-        if crowded or len(alike) > HEADS_EACH:
-            min(waiting if crowded else alike, key=Connection._ends)._leave()
+        if len(self.connections) > most_connections():
+            min(self._waiting(), key=Connection._ends)._leave()
+        # A server that was busy takes many at once, each with its whole head, which is read next.
+        self.loop.call_later(ARRIVE_SECONDS, self._share)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -43,9 +47,41 @@ class Connection(H11Protocol):
         else:
             self._rest()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_reading()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
+        self._stop_reading()
         super().connection_lost(exc)
+
+    def _waiting(self) -> list[Connection]:
+        return [c for c in self.connections if isinstance(c, Connection) and c._patience]
+
+    def _share(self) -> None:
+        alike = [c for c in self._waiting() if c._who == self._who] if self._patience else []
+        if len(alike) > HEADS_EACH:
+            min(alike, key=Connection._ends)._leave()
+
+    def _await_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(READ_SECONDS, self._look_at_reader, left)
+
+    def _look_at_reader(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._await_reader()
+        else:
+            self._leave()
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _await_head(self) -> None:
         if self._patience is None:
@@ -61,6 +97,7 @@ class Connection(H11Protocol):
 
     def _leave(self) -> None:
         self._rest()
+        self._stop_reading()
         self.transport.abort()
 
 

@@ -1,4 +1,6 @@
-"""What a server takes before there is a request: how long a head may take, and how many at once."""
+"""What a server takes outside of a request: how long a head may take, and how many at once; how
+long an answer may lie there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import gradio as gr
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from app.serve import close, launch
@@ -29,7 +31,14 @@ async def hello(request):
     return PlainTextResponse("hello " + (await request.body()).decode())
 
 
-APP = Starlette(routes=[Route("/", hello, methods=["GET", "POST"])])
+LARGE = b"x" * 8_000_000  # more than the system takes of an answer
+
+
+async def large(request):
+    return Response(LARGE)
+
+
+APP = Starlette(routes=[Route("/", hello, methods=["GET", "POST"]), Route("/large", large)])
 
 
 @contextmanager
@@ -47,8 +56,13 @@ def serving(server: uvicorn.Server) -> Iterator[int]:
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    with serving(uvicorn.Server(uvicorn.Config(APP, http=Connection, log_level="error"))) as port:
+def server() -> uvicorn.Server:
+    return uvicorn.Server(uvicorn.Config(APP, http=Connection, log_level="error"))
+
+
+@pytest.fixture
+def port(server) -> Iterator[int]:
+    with serving(server) as port:
         yield port
 
 
@@ -125,6 +139,49 @@ def test_of_too_many_the_oldest_goes(port, monkeypatch, limit):
         assert all(ended(sock) for sock in halves[:4])
         assert all(is_open(sock) for sock in halves[4:])
         assert answer(port, b"you") == "hello you"
+
+
+def test_whole_heads_that_come_all_at_once_are_all_answered(server, port):
+    """As a proxy sends a browser's, or a class begins: while the server is busy."""
+    assert answer(port) == "hello "
+    server.servers[0].get_loop().call_soon_threadsafe(time.sleep, 0.3)
+    with ExitStack() as stack:
+        whole = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        come = [stack.enter_context(asked(port, whole)) for _ in range(2 * module.HEADS_EACH)]
+        assert all(sock.recv(1000).startswith(b"HTTP/1.1 200") for sock in come)
+
+
+def asked_for_much(port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(5)
+    sock.connect(("127.0.0.1", port))
+    sock.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return sock
+
+
+def test_an_answer_that_nobody_takes_is_thrown_away(server, port, monkeypatch):
+    monkeypatch.setattr(module, "READ_SECONDS", 0.2)
+    with asked_for_much(port) as sock:
+        assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        until = time.monotonic() + 20
+        while server.server_state.connections and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not server.server_state.connections
+
+
+def test_an_answer_that_is_taken_slowly_comes_whole(port, monkeypatch):
+    monkeypatch.setattr(module, "READ_SECONDS", 0.5)
+    got, parts = 0, 0
+    with asked_for_much(port) as sock:
+        while part := sock.recv(100_000):
+            got += len(part)
+            if got > parts * 100_000:
+                parts += 1
+                time.sleep(0.02)  # 80 times
+            if got > len(LARGE):  # and the head
+                break
+    assert got > len(LARGE)
 
 
 def test_as_many_files_as_the_system_lets(monkeypatch):
