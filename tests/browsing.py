@@ -29,7 +29,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def until(condition, seconds: float = 60.0) -> None:
+def until(condition, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -67,7 +67,7 @@ def port(server) -> Iterator[int]:
 
 
 def asked(port: int, sent: bytes = b"") -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=60)
     sock.sendall(sent)
     return sock
 
@@ -91,7 +91,7 @@ def is_open(sock: socket.socket) -> bool:
 
 
 def answer(port: int, body: bytes = b"") -> str:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("POST", "/", body)
         return connection.getresponse().read().decode()
 

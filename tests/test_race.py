@@ -443,6 +443,21 @@ def test_the_runner_runs_jobs_in_turn_on_one_thread_of_its_own():
     runner.close()
 
 
+def test_a_closed_runner_runs_nothing_more():
+    runner, moved = Runner(), threading.Event()
+
+    def endless(stop):
+        while not stop.is_set():
+            moved.set()
+            yield 0
+
+    first, second = runner.start(endless), runner.start(endless)
+    assert moved.wait(120)
+    runner.close(20)
+    assert first.ended.is_set() and second.ended.is_set()
+    assert drained(second) == []
+
+
 def test_an_error_ends_its_own_run_alone():
     runner = Runner()
 

@@ -128,7 +128,7 @@ def test_stop_ends_a_wait_at_once_and_every_engine_with_it():
     slow.start()
     time.sleep(0.05)
     stop.set()
-    slow.join(timeout=30)
+    slow.join(timeout=120)
     assert not slow.is_alive()
     assert [(e.engine, e.reason, e.message) for e in events] == [
         (engine, "stopped", "Stopped.") for engine in run.header["engines"]

@@ -111,7 +111,7 @@ def answers(port: int) -> bool:
         return False
 
 
-def until(condition, seconds: float = 30.0) -> None:
+def until(condition, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -71,7 +71,7 @@ def serving(chat: ChatServer, key: str | None = None) -> Iterator[str]:
             assert not thread.is_alive()
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -468,7 +468,7 @@ def test_requests_wait_in_a_bounded_queue(gated, expected):
             client.chat.completions.create(model="nobody", messages=HELLO)
         gated.gate.permits.release(6)
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     assert texts == [expected(tokens=4).text] * 2
     until(lambda: gated.device.busy == 0)
 
@@ -715,7 +715,7 @@ def test_the_command_serves_and_ends(trio, tmp_path):
         assert answer.usage.completion_tokens == 7
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert rest.splitlines()[-1] == "stopped" and "Traceback" not in rest
     finally:
         process.kill()
