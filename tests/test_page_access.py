@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -24,7 +25,7 @@ from starlette.datastructures import Headers  # noqa: E402
 from app.arena import Arena  # noqa: E402
 from app.guard import MAX_BODY, UPLOAD, Members  # noqa: E402
 from app.page import build_page  # noqa: E402
-from app.queueing import EACH  # noqa: E402
+from app.queueing import EACH, LONGEST_NAME  # noqa: E402
 from app.serve import close, launch  # noqa: E402
 from app.uploads import COUNTED, MOST, Uploads  # noqa: E402
 
@@ -446,6 +447,39 @@ def test_nobody_fills_the_queue_alone(site):
     finally:
         for line in site.page._queue.event_queue_per_concurrency_id.values():
             line.queue.clear()
+
+
+def test_of_what_nobody_reads_little_is_kept(folder, monkeypatch):
+    """Gradio keeps all that was told to 2000 sessions, and the names of all there were."""
+    monkeypatch.setattr("app.queueing.UNREAD", 2)
+    with served(folder) as site:
+        queue, event = site.page._queue, site.event("run", prompt="Hello")
+
+        def kept() -> list[str]:
+            names = list(queue.pending_event_ids_session)
+            assert names == list(queue.pending_messages_per_session)
+            return names
+
+        def over() -> bool:
+            return not len(queue) and not any(queue.active_jobs)
+
+        def left_unread(session: str, who: str) -> None:
+            assert site.join(event, session, who).status_code == 200
+            until = time.monotonic() + 30
+            while not over() and time.monotonic() < until:
+                time.sleep(0.02)
+            assert over()
+
+        left_unread("other", "203.0.113.2")
+        for n in range(4):
+            left_unread(f"unread{n}", "203.0.113.1")
+        assert kept() == ["other", "unread1", "unread2", "unread3"]
+        for session in ("read", "last"):
+            assert '"success": true' in site.ends(event, session)
+        assert kept() == ["other", "unread1", "unread2", "unread3", "last"]
+        assert '"success": true' in site.ends(event, "unread3")  # a tab may ask again
+        answer = site.join(event, "x" * (LONGEST_NAME + 1))
+        assert answer.status_code == 400 and "a session's name" in answer.json()["detail"]
 
 
 def test_no_run_gets_round_the_queue(site):
