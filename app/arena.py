@@ -45,6 +45,7 @@ KEPT_RUNS = 24  # whose trees can still be asked for, once they are over
 KEPT_BYTES = 256 * 2**20  # of them all, about
 KEPT_EACH = 6  # of them of one session: nobody's runs displace everybody's
 OTHERS = 3  # times what it takes to show a run once, until it is shown again
+LONGEST_PAUSE = 5.0  # seconds of that: a run that nobody looks at is soon taken for abandoned
 WARM_UP_PROMPT = (
     "Explain in a few sentences how a lighthouse works and why it was built by the sea."
 )
@@ -116,6 +117,7 @@ class Visit:
         self.view = view
         self.header = header  # of the run's recording
         self.left = False  # cleared, or another run was begun: nothing more of it is shown
+        self.done = False  # it has ended, and the view has all of it
         self._run = run
         self._start = start
         self._held = held
@@ -123,10 +125,6 @@ class Visit:
         self._lock = threading.Lock()
         self._unwatched = threading.Event()
         self._unwatched.set()
-
-    @property
-    def done(self) -> bool:
-        return self._run.done
 
     @property
     def watched(self) -> bool:
@@ -159,7 +157,8 @@ class Visit:
         with self._lock:
             for event in self._run.drain(wait):
                 self.view.take(event)
-            self.view.judging = not self._run.done
+            self.done = self._run.done
+            self.view.judging = not self.done
 
     def paced(self, pace: float) -> Iterator[None]:
         """Advance until the run is over, at most once per ``pace`` seconds, and no more often than
@@ -175,7 +174,7 @@ class Visit:
                 told = time.monotonic()
                 yield
                 now = time.monotonic()
-                time.sleep(max(pace - (now - began), OTHERS * (now - told)))
+                time.sleep(max(pace - (now - began), min(OTHERS * (now - told), LONGEST_PAUSE)))
             self.advance(wait=0.0)
         finally:
             self._unwatched.set()

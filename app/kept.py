@@ -7,7 +7,9 @@ from collections.abc import Callable, Hashable
 
 
 class KeptTexts:
-    """Keeps what was made, ``most`` characters in all: of more, the oldest are forgotten."""
+    """Keeps what was made, ``most`` characters in all: of more, the oldest are forgotten. An empty
+    text is not kept: of what there is nothing, there may be any number.
+    """
 
     def __init__(self, most: int):
         self._most = most
@@ -19,6 +21,8 @@ class KeptTexts:
         with self._lock:
             kept = self._texts.pop(key, None)
         text = make() if kept is None else kept
+        if not text:
+            return ""
         with self._lock:
             self._texts[key] = text
             characters = sum(map(len, self._texts.values()))

@@ -108,6 +108,7 @@ class Runner:
     def __init__(self, name: str = "arena-device"):
         self._jobs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._current: Run | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -123,6 +124,7 @@ class Runner:
 
     def close(self, timeout: float = 5.0) -> None:
         """Stop the running job after its step, run nothing more, and wait for the thread."""
+        self._closed = True
         current = self._current
         if current is not None:
             current.stop.set()
@@ -132,5 +134,7 @@ class Runner:
     def _work(self) -> None:
         while (run := self._jobs.get()) is not None:
             self._current = run
+            if self._closed:
+                run.stop.set()
             run.execute()
             self._current = None

@@ -12,7 +12,7 @@ import gradio as gr
 import pytest
 from scripted import ScriptedEngine, ScriptedTokenizer, steps_of
 
-from app.arena import KEPT_EACH, KEPT_RUNS, OTHERS, Arena, Ask, Order
+from app.arena import KEPT_EACH, KEPT_RUNS, LONGEST_PAUSE, OTHERS, Arena, Ask, Order
 from app.controls import checked, controls
 from app.facts import facts_of
 from app.kept import KeptTexts
@@ -20,6 +20,7 @@ from app.markdown import render
 from app.page import build_page
 from app.race import Judged, Moved
 from app.recording import Recording
+from app.runner import ABANDONED
 from app.steps_csv import steps_csv
 from dart_core.check import Verdict
 
@@ -147,8 +148,13 @@ def test_what_takes_long_to_show_is_shown_less_often(told, monkeypatch):
     monkeypatch.setattr("app.arena.time", fake)
     visit = page.arena.begin_replay("visitor", recording, math.inf)
     for _ in visit.paced(0.5):
-        clock[0] += 2.0
-    assert slept == [OTHERS * 2.0] * len(slept) and slept
+        clock[0] += 1.5
+    assert slept == [OTHERS * 1.5] * len(slept) and slept
+    slept.clear()
+    for _ in page.arena.begin_replay("visitor", recording, math.inf).paced(0.5):
+        clock[0] += 10.0
+    assert slept == [LONGEST_PAUSE] * len(slept) and slept
+    assert 2 * LONGEST_PAUSE < ABANDONED
     slept.clear()
     for _ in page.arena.begin_replay("visitor", recording, math.inf).paced(0.5):
         clock[0] += 0.1
@@ -461,6 +467,24 @@ def test_a_run_under_way_is_no_file_yet(told):
     assert answers(page, "status", "record", [run, "json"]) != [""]
 
 
+def test_no_file_is_made_while_the_last_events_are_taken_in(told, monkeypatch):
+    """They have left the queue by then, and the file would be kept without them."""
+    site = told(dart=script(), eagle3=script())
+    recording = site.arena.recording(site.run("Why?").view.run)
+    visit = site.arena.begin_replay("visitor", recording, math.inf)
+    take, finished = visit.view.take, []
+
+    def slow_take(event):
+        finished.append(site.arena.finished(visit.view.run))
+        take(event)
+
+    monkeypatch.setattr(visit.view, "take", slow_take)
+    visit.stop()  # nobody watches: it runs here
+    visit.settle()
+    assert finished and not any(finished)
+    assert site.arena.finished(visit.view.run)
+
+
 def test_kept_texts_are_bounded():
     kept, made = KeptTexts(10), []
 
@@ -473,3 +497,6 @@ def test_kept_texts_are_bounded():
     assert kept.text("d", lambda: "d" * 11) == "d" * 11
     text("a")
     assert "".join(made) == "abcba"
+    for _ in range(2):  # nothing is not kept: anything can be asked for that is not there
+        assert kept.text("nothing", lambda: made.append("n") or "") == ""
+    assert "".join(made) == "abcbann"
