@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from sys import getsizeof
 
 
 class KeptTexts:
-    """Keeps what was made, ``most`` characters in all: of more, the oldest are forgotten. An empty
-    text is not kept: of what there is nothing, there may be any number.
+    """Keeps what was made, ``most`` bytes of memory in all, or the newest alone if that is larger:
+    of more, the oldest are forgotten. An empty text is not kept: of what there is nothing, there
+    may be any number.
     """
 
     def __init__(self, most: int):
@@ -25,8 +27,8 @@ class KeptTexts:
             return ""
         with self._lock:
             self._texts[key] = text
-            characters = sum(map(len, self._texts.values()))
-            while characters > self._most:
+            held = sum(map(getsizeof, self._texts.values()))
+            while held > self._most and len(self._texts) > 1:
                 oldest = next(iter(self._texts))
-                characters -= len(self._texts.pop(oldest))
+                held -= getsizeof(self._texts.pop(oldest))
         return text

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 import time
+from sys import getsizeof
 from types import SimpleNamespace
 
 import gradio as gr
@@ -486,7 +487,7 @@ def test_no_file_is_made_while_the_last_events_are_taken_in(told, monkeypatch):
 
 
 def test_kept_texts_are_bounded():
-    kept, made = KeptTexts(10), []
+    kept, made = KeptTexts(2 * getsizeof("aaaa")), []
 
     def text(key: str) -> str:
         return kept.text(key, lambda: made.append(key) or 4 * key)
@@ -494,9 +495,12 @@ def test_kept_texts_are_bounded():
     for key in "abacab":
         assert text(key) == 4 * key
     assert "".join(made) == "abcb"  # a was asked for again before c came
-    assert kept.text("d", lambda: "d" * 11) == "d" * 11
+    large = 1000 * "d"
+    for _ in range(2):  # larger than all may be: kept alone, until the next
+        assert kept.text("d", lambda: made.append("d") or large) == large
     text("a")
-    assert "".join(made) == "abcba"
+    assert kept.text("d", lambda: made.append("d") or large) == large
+    assert "".join(made) == "abcbdad"
     for _ in range(2):  # nothing is not kept: anything can be asked for that is not there
         assert kept.text("nothing", lambda: made.append("n") or "") == ""
-    assert "".join(made) == "abcbann"
+    assert "".join(made) == "abcbdadnn"
