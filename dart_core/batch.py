@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -196,26 +196,40 @@ class Batch:
 
     def finish(self) -> Totals | None:
         """Close this share. Where every line has its record now, put them into the output, in
-        order, and return the totals; None while other processes are at work, or have died.
+        order, and return the totals; None while other processes are at work, or have died. Raises
+        ArenaError where one of another batch is writing the output.
         """
-        self._file.close()
-        with _locked(self._lock):
-            scan = self._scan()
-            complete = all(line.number in scan.places for line in self.lines)
-            if complete and not scan.ordered:
-                with disk_told("the answers of all processes", self.output, GO_ON):
-                    self._merge(scan)
-            if complete:
-                _discard(_parts(self.output))
-            if complete or self.share.count == 1:
-                # Who waits for the lock finds everything in order: the file has done its work.
-                self._lock.unlink(missing_ok=True)
-        if not complete:
+        if self.share.count > 1:
+            self._file.close()  # a part: it may be removed
+        try:
+            scan = self._together()
+        finally:
+            self._file.close()
+        if scan is None:
             return None
         totals = Totals()
         for place in scan.places.values():
             totals.add(place.figures)
         return totals
+
+    def _together(self) -> _Scan | None:
+        """What the output holds of all processes, in order; None while something is missing."""
+        alone = self.share.count == 1
+        with _locked(self._lock):
+            scan = self._scan()
+            complete = all(line.number in scan.places for line in self.lines)
+            if complete and not scan.ordered:
+                told = disk_told("the answers of all processes", self.output, GO_ON)
+                # Who appends to it meanwhile would go on in a file that is replaced.
+                with told, nullcontext() if alone else claim(self.output):
+                    scan = self._scan()
+                    self._merge(scan)
+            if complete:
+                _discard(_parts(self.output))
+            if complete or alone:
+                # Who waits for the lock finds everything in order: the file has done its work.
+                self._lock.unlink(missing_ok=True)
+        return scan if complete else None
 
     def _merge(self, scan: _Scan) -> None:
         # What a link names is replaced, not the link.
@@ -277,9 +291,9 @@ class Batch:
 
 def own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a line of the input sets of its own, under the names and in the forms of a batch's
-    settings; the last of two names wins.
+    settings; of two names the last of OWN wins, wherever it stands in the line.
     """
-    own = {OWN[name]: value for name, value in given.items() if name in OWN and value is not None}
+    own = {setting: given[name] for name, setting in OWN.items() if given.get(name) is not None}
     if isinstance(own.get("stop"), str):
         own["stop"] = [own["stop"]]
     if own.get("top_p") == 0:

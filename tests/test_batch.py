@@ -454,6 +454,28 @@ def test_one_process_at_a_time(source, tmp_path):
     Batch(source, tmp_path / "out.jsonl").finish()
 
 
+def test_processes_together_replace_no_file_that_another_appends_to(tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"p{n}"}) + "\n" for n in (1, 2, 3)))
+
+    def answer(own: Batch, line: int) -> None:
+        own.write({"line": line, "prompt": f"p{line}", "response": "x"})
+
+    all_three = Batch(source, output)
+    for index, finished in ((0, None), (1, ArenaError)):
+        share = Batch(source, output, Share(index, 2), limit=2)
+        answer(share, index + 1)
+        if finished is None:
+            assert share.finish() is None
+        else:
+            with pytest.raises(ArenaError, match="another process is writing"):
+                share.finish()
+    answer(all_three, 3)  # what it would have lost
+    assert all_three.finish() is not None
+    assert [record["line"] for record in records(output)] == [1, 2, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
 @pytest.mark.parametrize("foreign", [b"notes", b"notes\n", b'{"a": 1}\n', b"[1]\n", b'{"line'])
 def test_a_file_of_someone_elses_is_left_alone(foreign, source, tmp_path):
     output = tmp_path / "out.jsonl"
@@ -520,6 +542,13 @@ def test_what_a_line_sets_is_what_its_record_says(field):
         ((name, said),) = batch.own_settings({field: value}).items()
         ran = getattr(own, name) if hasattr(own, name) else getattr(own.sampling, name)
         assert (list(ran) if name == "stop" else ran) == said, value
+
+
+def test_of_two_names_the_record_says_the_one_that_won():
+    for names in (("max_tokens", "max_completion_tokens"), ("max_completion_tokens", "max_tokens")):
+        given = dict(zip(names, (5, 9), strict=True))
+        won = with_fields(given, GenerationSettings()).max_new_tokens
+        assert batch.own_settings(given) == {"max_new_tokens": won}
 
 
 def test_totals_of_nothing():
