@@ -182,7 +182,11 @@ def test_answers_go_on_from_what_they_were_begun_with(
 def test_a_damaged_note_of_how_far_answers_are_is_said(answers, capsys, tmp_path):
     assert answers(2, *ASKED) == 0
     before = (tmp_path / "x.jsonl").read_text()
-    for damaged in ('{"batches": 1', "[]", '{"batches": 1, "written": null, "dropped": 0}', "{}"):
+    counts = '"batches": 1, "written": 2, "dropped": 0'
+    for damaged in (
+        '{"batches": 1', "[]", '{"batches": 1, "written": null, "dropped": 0}', "{}",
+        f'{{{counts}, "settings": null}}', f'{{{counts}, "seconds": "x"}}',
+    ):  # fmt: skip
         (tmp_path / "x.jsonl.state").write_text(damaged)
         capsys.readouterr()
         assert answers(4, *ASKED) == 1
@@ -190,6 +194,22 @@ def test_a_damaged_note_of_how_far_answers_are_is_said(answers, capsys, tmp_path
         assert error.startswith("error: x.jsonl.state is damaged (")
         assert "give another --output, or remove both" in error
     assert (tmp_path / "x.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("left", [0, 1, None])
+def test_answers_that_are_gone_are_not_counted(answers, capsys, tmp_path, left):
+    output = tmp_path / "x.jsonl"
+    assert answers(2, *ASKED) == 0
+    lines = output.read_text().splitlines(keepends=True)
+    output.unlink()
+    if left is not None:
+        output.write_text("".join(lines[:left]))
+    capsys.readouterr()
+    for count in (2, 4):
+        assert answers(count, *ASKED) == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"x.jsonl holds {left or 0} conversations, but x.jsonl.state says that 2" in error
+    assert output.exists() == (left is not None)
 
 
 def test_answers_go_on_from_the_same_files_and_target_elsewhere(answers, tmp_path):

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import shutil
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -353,6 +354,15 @@ def test_features_beyond_the_size_limit_are_computed_when_they_are_read(cache, t
     assert len(gap) == 0
     assert 64 in gap and 0 not in gap
     assert gap[64].tokens.tolist() == sequences[0].tokens.tolist()
+
+
+def test_other_files_in_a_cache_are_left_alone_and_damaged_ones_named(cache, tmp_path):
+    shutil.copytree(cache.folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"somebody's")
+    assert len(FeatureCache(tmp_path)) == len(cache)
+    (tmp_path / "00001.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ArenaError, match=r"00001.safetensors is damaged \(.*remove it"):
+        FeatureCache(tmp_path)
 
 
 def test_several_processes_fill_one_cache(cache, tmp_path):

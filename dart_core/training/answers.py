@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,23 +95,32 @@ class _State:
         try:
             state = read_object(self.path)
             counts = [int(state[name]) for name in ("batches", "written", "dropped")]
+            begun, seconds = dict(state.get("settings", {})), float(state.get("seconds", 0.0))
         except (ValueError, KeyError, TypeError) as error:
             raise ArenaError(
                 f"{self.path} is damaged ({error}), so nobody knows how far {output} is: give "
                 "another --output, or remove both"
             ) from error
-        check_same(f"{output} was begun with", state.get("settings", {}), settings, GIVE_SAME)
+        check_same(f"{output} was begun with", begun, settings, GIVE_SAME)
         self.batches, self.written, self.dropped = counts
-        self.seconds = state.get("seconds", 0.0)
+        self.seconds = seconds
         self._cut()
 
     def _cut(self) -> None:
-        """Drop what an interrupted write left behind the last finished batch."""
-        if self.output.exists():
-            with self.output.open("r+b") as file:
-                for _ in range(self.written):
-                    file.readline()
+        """Drop what an interrupted write left behind the last finished batch. Raises ArenaError
+        where the file lacks some of what was written to it.
+        """
+        found = 0
+        with self.output.open("r+b") if self.output.exists() else BytesIO() as file:
+            while found < self.written and file.readline().endswith(b"\n"):
+                found += 1
+            if found == self.written:
                 file.truncate()
+                return
+        raise ArenaError(
+            f"{self.output} holds {found} conversations, but {self.path.name} says that "
+            f"{self.written} were written: put the file back, give another --output, or remove both"
+        )
 
     def add(self, records: list[dict], dropped: int, seconds: float) -> None:
         """Append a finished batch."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dart_core.disk import disk_told
@@ -264,12 +264,20 @@ class FeatureCache:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take up shards written since."""
+        """Take up shards written since; other files are left alone. Raises ArenaError for a
+        damaged one.
+        """
         for path in sorted(self.folder.glob("*.safetensors")):
-            shard = int(path.stem)
-            if shard not in self._shards:
+            if not path.stem.isdecimal() or int(path.stem) in self._shards:
+                continue
+            try:
                 file = safe_open(str(path), "pt")
-                self._shards[shard] = file, file.get_tensor("lengths").cumsum(0).tolist()
+                ends = file.get_tensor("lengths").cumsum(0).tolist()
+            except SafetensorError as error:
+                raise ArenaError(
+                    f"{path} is damaged ({error}): remove it, and the same command makes it anew"
+                ) from error
+            self._shards[int(path.stem)] = file, ends
         shard = self._length // SHARD_SEQUENCES
         while shard in self._shards and self._length == shard * SHARD_SEQUENCES:
             self._length += len(self._shards[shard][1])
