@@ -71,7 +71,8 @@ class Uploads:
                     raise HTTPException(400, "expected a form with one file, named files")
                 path = await anyio.to_thread.run_sync(_store, file)
         except BaseException:
-            self._taken.remove(taken)
+            with suppress(ValueError):  # one that took so long counts no more
+                self._taken.remove(taken)
             raise
         taken.size = file.size or 0
         self._page.upload_file_set.add(str(path))  # which Gradio deletes in time

@@ -237,6 +237,11 @@ def _messages(messages: Any) -> Any:
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
+    for name in ("tool_calls", "function_call", "audio"):
+        if message.get(name):
+            raise RequestError(
+                f"{name} of a message are not supported: give text alone", param="messages"
+            )
     if isinstance(content, list):
         for part in content:
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):

@@ -333,7 +333,7 @@ class StopChecker:
 
 def check_stops(stops: Iterable[str]) -> tuple[str, ...]:
     """Stop strings as a tuple. Raises ArenaError for a lone string or an empty stop."""
-    if isinstance(stops, str) or not isinstance(stops, Iterable):
+    if isinstance(stops, str | Mapping) or not isinstance(stops, Iterable):
         raise ArenaError(f"stop strings come as a list of texts, got {stops!r:.80}")
     stops = tuple(stops)
     if not all(isinstance(stop, str) and stop for stop in stops):

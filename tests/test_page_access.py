@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import httpx  # noqa: E402
 from recorded import recording  # noqa: E402
 from scripted import ScriptedEngine, ScriptedTokenizer, steps_of  # noqa: E402
 from starlette.datastructures import Headers  # noqa: E402
+from starlette.exceptions import HTTPException  # noqa: E402
 
 from app.arena import Arena  # noqa: E402
 from app.guard import MAX_BODY, UPLOAD, Members  # noqa: E402
@@ -398,6 +400,17 @@ def test_uploads_have_their_measure(monkeypatch):
     assert bring("203.0.113.2", 10**30) == 429  # whatever it says
     clock[0] = COUNTED + 1
     assert bring("203.0.113.1") == 200
+
+    class Slow:
+        scope, headers = {"client": ("203.0.113.3", 1)}, {"content-length": "10"}
+
+        def form(self, **options):
+            clock[0] += 2 * COUNTED  # it counts no more when it fails
+            bring("203.0.113.1")
+            raise HTTPException(400, "cut short")
+
+    with pytest.raises(HTTPException, match="cut short"):
+        asyncio.run(uploads.take(Slow()))
 
 
 def test_what_the_framework_leaves_behind_is_removed(site):

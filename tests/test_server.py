@@ -265,6 +265,12 @@ def test_lengths_and_stops(create, expected):
         ({"extra_body": {"chat_template_kwargs": {"x": 1}}}, "chat_template_kwargs", "expected an"),
         ({"extra_body": {"stop": ["x"] * 65}}, "stop", "stop: 65 texts; expected 64 at most"),
         ({"extra_body": {"stop": 5}}, "stop", "stop strings come as a list of texts, got 5"),
+        ({"extra_body": {"stop": {"a": 1}}}, "stop", "stop strings come as a list of texts, got"),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "messages",
+            "tool_calls of a message are not supported",
+        ),
         (
             {"extra_body": {"max_tokens": "9"}},
             "max_tokens",
