@@ -166,10 +166,10 @@ class TextCache:
         data = save({"tokens": tokens, "hidden": hidden}, metadata)
         path = self._path(tokens[: passage.prompt].tolist())
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        if len(data) > self.limit:  # no room is made for what does not fit
+            return
         try:
             self._make_room(self.limit - len(data))
-            if len(data) > self.limit:
-                return
             partial.write_bytes(data)
             os.replace(partial, path)
         except OSError as error:

@@ -462,7 +462,9 @@ def test_kept_texts_stay_within_their_limit(engine, tmp_path):
     assert cache.get([0, 1]) is not None  # used again: the other one is the oldest now
     cache.put(passages[2])
     assert [cache.get([t, t + 1]) is not None for t in range(4)] == [True, False, True, False]
-    kept(tmp_path, engine, limit=10).put(passages[3])  # larger than all there may be
+    whole = kept(tmp_path, engine, limit=one.stat().st_size - 1)
+    whole.put(passages[3])  # larger than all there may be: no other goes for it
+    assert [cache.get([t, t + 1]) is not None for t in range(4)] == [True, False, True, False]
     assert (tmp_path / "mine.safetensors").exists()
     assert not list(tmp_path.glob("*.partial"))
 
