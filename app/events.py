@@ -223,7 +223,8 @@ def _check_step(step: Step) -> None:
     tree, path, accepted = step.tree, step.path, step.accepted
     if (tree is None) != (step.kind == "prefill"):
         raise Damage(f"a {step.kind} step {'without' if tree is None else 'with'} a tree")
-    if step.drafted != (tree.drafted if tree else 0):
+    cut = tree is not None and len(tree) == len(path) and tree.drafted < step.drafted
+    if step.drafted != (tree.drafted if tree else 0) and not cut:
         raise Damage(f"{step.drafted} drafted, but the tree has another number of drafts")
     if tree is not None:
         if not path or path[0] != 0:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from app.events import ENGINES, MAX_TOKEN, Event, event_to_json, events_from_json, weight
 from app.fields import Damage, Fields, check_plain, is_text, shown
 from app.race import Ended, Judged, Moved
@@ -33,6 +35,7 @@ MAX_HEADER = 4 * 2**20  # characters of a header as JSON
 MAX_EVENTS = 100_000
 MAX_PARTS = 20 * MAX_EVENTS  # objects and lists, which take far more memory than text
 LEFT_OUT = "candidates_left_out"  # of a header: steps that were written without
+TREES_CUT = "trees_cut"  # of a header: steps of whose tree the accepted path alone was written
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_PROMPT_IDS = 2**20
 MAX_VOCABULARY = 2**19  # no model has as many tokens
@@ -99,32 +102,33 @@ class Recording:
         """The run as JSON text: a line for the header, one for the vocabulary, one per event.
 
         Of a run that would be too large to be loaded again, the last steps are written without what
-        was pruned: the header counts them as ``candidates_left_out``.
+        was pruned, and where that is not enough, without the drafts that were not accepted: the
+        header counts them as ``candidates_left_out`` and ``trees_cut``.
         """
         vocabulary = _dump({str(token): text for token, text in self.vocabulary.items()})
         around = len((_dump(self.header) + vocabulary).encode()) + 200  # and names and brackets
         events, left_out = self._event_lines(MAX_BYTES - around)
         header = {"schema": SCHEMA, **self.header}
-        if left_out:
-            header[LEFT_OUT] = left_out + header.get(LEFT_OUT, 0)
+        for name, count in left_out.items():
+            if count:
+                header[name] = count + header.get(name, 0)
         head, lines = _dump(header), ",\n".join(events)
         return f'{head[:-1]},\n"vocabulary":{vocabulary},\n"events":[\n{lines}\n]}}\n'
 
-    def _event_lines(self, most: int) -> tuple[list[str], int]:
-        """Every event as JSON; and how many, from the last on, are without their candidates for all
-        to take ``most`` bytes.
+    def _event_lines(self, most: int) -> tuple[list[str], dict[str, int]]:
+        """Every event as JSON; and how many, from the last on, are without some of it for all to
+        take ``most`` bytes, by the header's names.
         """
         lines = [_dump(event_to_json(event)) for event in self.events]
         size = sum(len(line.encode()) + 2 for line in lines)
-        left_out = 0
-        for place in range(len(lines) - 1, -1, -1):
-            event = self.events[place]
-            if size > most and isinstance(event, Moved) and event.step.candidates is not None:
-                bare = replace(event, step=replace(event.step, candidates=None))
-                size -= len(lines[place].encode())
-                lines[place] = _dump(event_to_json(bare))
-                size += len(lines[place].encode())
-                left_out += 1
+        left_out = {LEFT_OUT: 0, TREES_CUT: 0}
+        for name, without in ((LEFT_OUT, _without_candidates), (TREES_CUT, _without_drafts)):
+            for place in range(len(lines) - 1, -1, -1):
+                if size > most and (bare := without(self.events[place])):
+                    size -= len(lines[place].encode())
+                    lines[place] = _dump(event_to_json(bare))
+                    size += len(lines[place].encode())
+                    left_out[name] += 1
         return lines, left_out
 
     @classmethod
@@ -237,6 +241,25 @@ def _read(path: Path, most: int, *, whole: bool = True) -> bytes:
     return data
 
 
+def _without_candidates(event: Event) -> Event | None:
+    """The event without what was pruned; None where there is nothing of it."""
+    if not isinstance(event, Moved) or event.step.candidates is None:
+        return None
+    return replace(event, step=replace(event.step, candidates=None))
+
+
+def _without_drafts(event: Event) -> Event | None:
+    """The event with the accepted path alone; None where that is all there is."""
+    if not isinstance(event, Moved) or event.step.tree is None:
+        return None
+    step, tree = event.step, event.step.tree
+    if len(tree) == len(step.path):
+        return None
+    cut = tree.cut_to(np.array(step.path))
+    path = tuple(range(len(step.path)))
+    return replace(event, step=replace(step, tree=cut, path=path, candidates=None))
+
+
 def _decode(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8-sig")
@@ -278,8 +301,9 @@ def _check_header(fields: Fields) -> None:
     for name in ("created", "prompt"):
         fields.text(name)
     fields.flag("at_once")
-    if LEFT_OUT in fields:
-        fields.whole(LEFT_OUT)
+    for name in (LEFT_OUT, TREES_CUT):
+        if name in fields:
+            fields.whole(name)
     fields.wholes("prompt_ids", MAX_PROMPT_IDS, high=MAX_TOKEN)
     for turn in fields.items("turns", MAX_EVENTS):
         if not isinstance(turn, list) or len(turn) != 2 or not all(map(is_text, turn)):

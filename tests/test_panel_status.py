@@ -18,7 +18,7 @@ DONE = {"run": "r1", "running": False, "text": "Done: <b>DART</b> 12.0 tokens pe
 KEPT = {
     ("r1", "json"): '{"prompt": "é <b>"}',
     ("r1", "csv"): "engine,step\r\ndart,0\r\n",
-    ("large", "json"): '{"prompt": "é","candidates_left_out":12,\n"events":[]}\n',
+    ("large", "json"): '{"prompt": "é","candidates_left_out":12,"trees_cut":3,\n"events":[]}\n',
     ("text", "json"): '{"prompt":"é",\n"events":["\\"candidates_left_out\\":7"]}\n',
 }
 SAVE, CSV, TEXT = ".arena-save", ".arena-csv", ".arena-status"
@@ -80,7 +80,8 @@ def test_a_file_without_all_candidates_says_so(site, browser, tmp_path):
         tab.push({**DONE, "run": "large"})
         expect(tab.locate(SAVE)).to_have_attribute("data-run", "large")
         assert saved(tab, SAVE, tmp_path / "run.json") == KEPT["large", "json"]
-        expect(tab.locate(TEXT)).to_contain_text("without the pruned candidates of 12 steps")
+        for said in ("without the pruned candidates of 12 steps", "not accepted of 3 steps"):
+            expect(tab.locate(TEXT)).to_contain_text(said)
 
 
 @pytest.mark.parametrize("run", ["forgotten", "broken"])

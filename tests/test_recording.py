@@ -23,7 +23,7 @@ from app import recording as module
 from app.controls import MAX_ANSWER, SLOTS
 from app.events import MAX_TEXT, MAX_TOKENS
 from app.facts import facts_of
-from app.recording import LEFT_OUT, SCHEMA, Recording, read_header, replay
+from app.recording import LEFT_OUT, SCHEMA, TREES_CUT, Recording, read_header, replay
 from app.steps_csv import COLUMNS, steps_csv, text_cell
 from app.view import Baseline, RunView
 from dart_core.errors import ArenaError
@@ -150,6 +150,32 @@ def test_a_run_too_large_to_load_again_is_written_without_its_last_candidates(
     monkeypatch.setattr(module, "MAX_BYTES", size // 3)  # what was left out before counts too
     once_more = Recording.from_json(json.loads(again.to_text()))
     assert once_more.header[LEFT_OUT] == len(steps) - len(with_candidates(once_more))
+
+
+def test_where_that_is_not_enough_trees_are_cut_to_what_was_accepted(tmp_path, monkeypatch):
+    bare = [
+        replace(m, step=replace(m.step, candidates=None)) if hasattr(m, "step") else m
+        for m in GOOD.events
+    ]
+    size = len(Recording(GOOD.header, GOOD.vocabulary, bare).to_text().encode())
+    monkeypatch.setattr(module, "MAX_BYTES", size - 500)
+    GOOD.save(tmp_path / "run.json")
+    assert (tmp_path / "run.json").stat().st_size <= module.MAX_BYTES
+    again = Recording.load(tmp_path / "run.json")
+    pairs = list(zip(moves(GOOD.events), moves(again.events), strict=True))
+    wide = [pair for pair in pairs if len(pair[0].step.tree or ()) > len(pair[0].step.path)]
+    cut = [len(one.step.tree) > len(other.step.tree) for one, other in wide]
+    assert 0 < sum(cut) == again.header[TREES_CUT] < len(cut) and cut == sorted(cut)
+    assert again.header[LEFT_OUT] == len(with_candidates(GOOD)) and not with_candidates(again)
+    for one, other in pairs:
+        assert (one.step.tokens, one.step.drafted, one.step.accepted, one.pieces) == (
+            other.step.tokens, other.step.drafted, other.step.accepted, other.pieces
+        )  # fmt: skip
+    told, live = (RunView("r", run.header["engines"], run.token_text) for run in (again, GOOD))
+    for view, run in ((told, again), (live, GOOD)):
+        for event in run.events:
+            view.take(event)
+    assert told.totals() == live.totals() and told.charts() == live.charts()
 
 
 def test_the_vocabulary_holds_every_token_a_tree_can_show():

@@ -19,8 +19,14 @@ const button = (className, text, kind, type, name) => {
     link.download = name;
     link.click();
     URL.revokeObjectURL(link.href);
-    const leftOut = kind === "json" && /^.*"candidates_left_out":(\d+)/.exec(content)?.[1]; // in the first line
-    if (leftOut) put(line, `Saved without the pruned candidates of ${leftOut} steps: the run would be too large to load again.`);
+    const steps = (name) => kind === "json" && new RegExp(`^.*"${name}":(\\d+)`).exec(content)?.[1]; // in the first line
+    const candidates = steps("candidates_left_out");
+    const drafts = steps("trees_cut");
+    const without = [
+      candidates && `the pruned candidates of ${candidates} steps`,
+      drafts && `the drafts that were not accepted of ${drafts} steps`,
+    ].filter(Boolean);
+    if (without.length) put(line, `Saved without ${without.join(" and ")}: the run would be too large to load again.`);
   });
   files.append(made);
   return made;
