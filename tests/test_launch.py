@@ -324,6 +324,30 @@ def test_a_killed_install_is_not_taken_for_done(clone):
     assert clone.library("is_done package").returncode == 1
 
 
+def test_ctrl_c_in_an_install_is_told_and_the_next_one_starts_afresh(clone):
+    clone.install_fake_python("#!/bin/sh\n[ $# = 2 ] || exec sleep 60\n")
+    process = subprocess.Popen(
+        ["bash", "-c", "set -euo pipefail; source launch/lib.sh; pip_step package --editable ."],
+        cwd=clone.root,
+        env=clone.environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = clone.venv / "install.log"  # tee's, which comes up with pip
+    deadline = time.monotonic() + 60
+    while not log.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == (
+        "interrupted: the same command starts .venv afresh\n"
+    )
+    assert process.returncode == 130
+    assert (clone.venv / ".unfinished").exists()
+
+
 @pytest.mark.skipif(not shutil.which("flock"), reason="no flock")
 def test_a_second_launcher_waits_for_the_firsts_install(clone):
     """Its half-made environment stays, and what it has installed is not installed again."""
