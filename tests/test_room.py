@@ -291,7 +291,7 @@ def test_who_asked_is_told_less_than_who_runs_it(caplog):
         return caught.value
 
     error = asyncio.run(told())
-    assert (error.status, error.kind) == (500, "server_error")
+    assert (error.status, error.kind) == (503, "server_error")
     assert "GiB" not in str(error)
     assert "1 GiB free of 24" in caplog.text
     assert in_words(short) == in_words(torch.OutOfMemoryError(CUDA_SAYS))
