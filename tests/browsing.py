@@ -17,6 +17,16 @@ if CHROMIUM is None:
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
 
+# Chromium's own address bar is two more pages for every tab, a fifth of the work of opening ours. The
+# others are Playwright's: of two such lists Chromium heeds the last alone.
+OFF = (
+    "WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,"
+    "AimEnabled,AvoidCorsURLLoaderRestartOnRedirect,AvoidUnnecessaryBeforeUnloadCheckSync,"
+    "DestroyProfileOnBrowserClose,HttpsFirstBalancedModeAutoEnable,HttpsUpgrades,LensOverlay,"
+    "MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,"
+    "ThirdPartyStoragePartitioning"
+)
+CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu", f"--disable-features={OFF}"]
 WAIT = 120_000  # ms, on a busy machine
 QUIET = 200  # ms without a request, after which nothing is under way
 expect = playwright.expect

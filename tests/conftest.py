@@ -69,12 +69,10 @@ def pytest_make_collect_report():
 @pytest.fixture(scope="module")
 def browser():
     """A real Chromium; only tests that import ``browsing``, which skips without one, ask for it."""
-    from browsing import CHROMIUM, playwright
+    from browsing import CHROMIUM, CHROMIUM_ARGS, playwright
 
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
         yield chromium
         chromium.close()
 

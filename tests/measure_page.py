@@ -20,7 +20,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from browsing import CHROMIUM, Tab, expect, free_port, playwright, until
+from browsing import CHROMIUM, CHROMIUM_ARGS, Tab, expect, free_port, playwright, until
 from scripted import ScriptedEngine, ScriptedTokenizer, steps_of
 
 from app.arena import Arena
@@ -160,9 +160,7 @@ def main() -> None:
     port = free_port()
     launch(page, host="127.0.0.1", port=port)
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
         tab = Tab(browser, f"http://127.0.0.1:{port}/", ready=".lane-title")
         rows = one_run(tab, arena, args.steps)
         rows["Stop to a free device"] = stops(tab, engine)

@@ -11,7 +11,7 @@ import argparse
 import os
 from pathlib import Path
 
-from browsing import CHROMIUM, Tab, expect, free_port, playwright
+from browsing import CHROMIUM, CHROMIUM_ARGS, Tab, expect, free_port, playwright
 
 from app.arena import Arena
 from app.page import build_page
@@ -39,9 +39,7 @@ def main() -> None:
     folder = ASSETS / "screenshots"
     folder.mkdir(exist_ok=True)
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
         for name, (query, viewport, whole) in SHOTS.items():
             tab = Tab(browser, f"http://127.0.0.1:{port}/", ready=".lane-title", viewport=viewport)
             tab.open(query)
