@@ -17,7 +17,7 @@ if CHROMIUM is None:
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
 
-# Chromium's own address bar is two more pages for every tab, a fifth of the work of opening ours. The
+# Chromium's own address bar is two more pages for every tab, a fifth of the work to open ours. The
 # others are Playwright's: of two such lists Chromium heeds the last alone.
 OFF = (
     "WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,"
