@@ -303,28 +303,10 @@ def test_a_failed_install_is_told_and_not_taken_for_done(clone):
     assert not (clone.venv / ".unfinished").exists()  # pip ended in order: no need to start afresh
 
 
-def test_a_killed_install_is_not_taken_for_done(clone):
-    clone.install_fake_python("#!/bin/sh\n[ $# = 2 ] || exec sleep 60\n")
-    process = subprocess.Popen(
-        ["bash", "-c", "set -euo pipefail; source launch/lib.sh; pip_step package --editable ."],
-        cwd=clone.root,
-        env=clone.environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-    )
-    unfinished = clone.venv / ".unfinished"
-    deadline = time.monotonic() + 60
-    while not unfinished.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    clone.mark_done("package")
-    assert unfinished.exists()
-    assert clone.library("is_done package").returncode == 1
-
-
-def test_ctrl_c_in_an_install_is_told_and_the_next_one_starts_afresh(clone):
+def cut_short(clone, begun: Path, sent: signal.Signals) -> tuple[int, str]:
+    """Exit status and stderr of an install whose process group got a signal once ``begun`` was
+    there.
+    """
     clone.install_fake_python("#!/bin/sh\n[ $# = 2 ] || exec sleep 60\n")
     process = subprocess.Popen(
         ["bash", "-c", "set -euo pipefail; source launch/lib.sh; pip_step package --editable ."],
@@ -335,16 +317,28 @@ def test_ctrl_c_in_an_install_is_told_and_the_next_one_starts_afresh(clone):
         stderr=subprocess.PIPE,
         text=True,
     )
-    log = clone.venv / "install.log"  # tee's, which comes up with pip
     deadline = time.monotonic() + 60
-    while not log.exists():
+    while not begun.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == (
-        "interrupted: the same command starts .venv afresh\n"
-    )
-    assert process.returncode == 130
+    os.killpg(process.pid, sent)
+    told = process.communicate(timeout=60)[1]
+    return process.returncode, told
+
+
+def test_a_killed_install_is_not_taken_for_done(clone):
+    unfinished = clone.venv / ".unfinished"
+    cut_short(clone, unfinished, signal.SIGKILL)
+    clone.mark_done("package")
+    assert unfinished.exists()
+    assert clone.library("is_done package").returncode == 1
+
+
+def test_ctrl_c_in_an_install_is_told_and_the_next_one_starts_afresh(clone):
+    log = clone.venv / "install.log"  # tee's, which comes up with pip
+    status, told = cut_short(clone, log, signal.SIGINT)
+    assert told == "interrupted: the same command starts .venv afresh\n"
+    assert status == 130
     assert (clone.venv / ".unfinished").exists()
 
 
