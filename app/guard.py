@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from gradio.routes import App
 from starlette.datastructures import Headers
@@ -16,6 +16,7 @@ from starlette.requests import cookie_parser
 from starlette.types import Scope
 
 from app.access import LOCAL, Account, Tries, answer_headers, on_space
+from app.misfits import NO_SUCH
 from app.panels import PLOTLY
 from app.uploads import MOST
 from dart_core.gate import Check, Gate, Limits, Refusal, called, own_site, route, visitor
@@ -53,7 +54,8 @@ def stand_before(
     if host in LOCAL and not (share or root_path or on_space()):
         remedy = f"behind a proxy, say so: --root-path http://NAME:{port}"
         checks.append(called(LOCAL, remedy))
-    checks.append(members.check)  # the last: it counts who tries a password
+    checks.append(members.check)  # after those: it counts who tries a password
+    checks.append(lambda scope, headers: _listening(scope, prefix, app))
     app.middleware_stack = Gate(
         app.build_middleware_stack(),
         Limits(body=MAX_BODY, bodies={UPLOAD: MOST}),
@@ -67,6 +69,16 @@ def stand_before(
 
 def _known(asked: str) -> Refusal | None:
     return None if asked in ROUTES or asked.startswith(FOLDERS) else (404, "Not Found")
+
+
+def _listening(scope: Scope, prefix: str, app: App) -> Refusal | None:
+    """A session to which nothing is told: Gradio would find out within its answer, and fail."""
+    if route(scope, prefix) != f"{API}/queue/data":
+        return None
+    session = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("session_hash")
+    return (
+        None if session in app.get_blocks()._queue.pending_messages_per_session else (404, NO_SUCH)
+    )
 
 
 def _tries_password(scope: Scope, asked: str) -> bool:

@@ -212,15 +212,19 @@ def build_page(
             problems = [empty or " ".join(filter(None, [*wrong, twice])), "", "", *wrong]
             return [gr.validate(not problem, problem) for problem in problems]
 
-        def play(path: str | Path, speed: str, request: gr.Request) -> Iterator[list[Any]]:
+        def play(path: str | Path | None, speed: str, request: gr.Request) -> Iterator[list[Any]]:
             def begin() -> Visit:
+                if path is None:
+                    raise ArenaError("There is no run to replay: choose one, or load a file.")
                 recording = replays.read(path)
-                return arena.begin_replay(session_of(request), recording, layout.SPEEDS[speed])
+                return arena.begin_replay(
+                    session_of(request), recording, layout.SPEEDS.get(speed, 1.0)
+                )
 
             yield from watch(request, begin)
 
         def play_listed(name: str, speed: str, request: gr.Request) -> Iterator[list[Any]]:
-            yield from play(paths[name], speed, request)
+            yield from play(paths.get(name), speed, request)
 
         def halt(request: gr.Request) -> None:
             if visit := arena.latest(session_of(request)):

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from app.access import Account
 from app.guard import UPLOAD, stand_before
+from app.misfits import HANDLERS, INTERNAL, refuse_misfits
 from app.panels import PLOTLY, STYLE_SHEETS
 from app.queueing import share_fairly
 from app.recording import MAX_BYTES
@@ -60,6 +61,7 @@ def launch(
     """
     uploads = Uploads(page)
     share_fairly(page)
+    refuse_misfits(page)
     page.api_open = False  # no run but through the queue
     routes = [
         Route("/healthz", lambda request: JSONResponse({"status": "ready"})),
@@ -82,7 +84,7 @@ def launch(
                 app_kwargs={
                     "routes": routes,
                     "openapi_url": None,
-                    "exception_handlers": {KeyError: _stopped_twice, Exception: _failed},
+                    "exception_handlers": {**HANDLERS, Exception: _failed},
                 },
                 theme=_theme(),
                 css_paths=[HERE / "page.css", *STYLE_SHEETS],
@@ -146,16 +148,9 @@ def _packed_plotly() -> bytes:
     return gzip.compress(PLOTLY_FILE.read_bytes())
 
 
-def _stopped_twice(request: Request, error: KeyError) -> JSONResponse:
-    """Gradio's answer where two clicks on Stop cancel one run at the same time: it is cancelled."""
-    if not request.url.path.endswith("/gradio_api/cancel"):
-        raise error
-    return JSONResponse({"success": True})
-
-
 def _failed(request: Request, error: Exception) -> JSONResponse:
     """What a visitor is told of an unforeseen error; its traceback is in the log."""
-    return JSONResponse({"detail": "an internal error; the server's log has the details"}, 500)
+    return JSONResponse({"detail": INTERNAL}, 500)
 
 
 def _theme() -> gr.Theme:

@@ -19,9 +19,8 @@ def status_line(value: dict, *, record_of: Callable[[str, str], str], **options:
     recording, or "csv", its steps.
     """
 
-    def record(asked: list) -> str:  # a browser's arguments arrive as one list
-        run, kind = asked
-        return record_of(str(run), kind) if kind in KINDS else ""
+    def record(run: str, kind: str) -> str:
+        return record_of(run, kind) if kind in KINDS else ""
 
     shell = '<div class="arena-run"></div>'
     return panel("status.js", shell, value, server_functions=[record], **options)

@@ -19,9 +19,8 @@ def token_panel(value: dict, *, rendered_of: Callable[[str, str], str], **option
     the run is not kept: the browser asks once its visitor wants to see it.
     """
 
-    def rendered(answer: list) -> str:  # a browser's arguments arrive as one list
-        run, engine = answer
-        return rendered_of(str(run), str(engine))
+    def rendered(run: str, engine: str) -> str:
+        return rendered_of(run, engine)
 
     shell = '<section class="lane"></section>'
     return panel("tokens.js", shell, value, server_functions=[rendered], **options)

@@ -17,9 +17,8 @@ def tree_view(value: dict, *, tree_of: Callable[[str, str, int], str], **options
     for what its visitor looks at.
     """
 
-    def tree(place: list) -> str:  # a browser's arguments arrive as one list
-        run, engine, step = place
-        return tree_of(str(run), str(engine), int(step))
+    def tree(run: str, engine: str, step: int) -> str:
+        return tree_of(run, engine, step)
 
     shell = '<section class="tree"></section>'
     return panel(("tree-drawing.js", "tree.js"), shell, value, server_functions=[tree], **options)
