@@ -24,6 +24,7 @@ from dart_core.errors import ArenaError
 
 log = logging.getLogger(__name__)
 
+WAIT = 10.0  # seconds, for what a tab shows to come to its end
 PACE = 1 / 12  # seconds between updates: more often, and a browser only falls behind
 REPLAYED = ("dart", "eagle3", "")  # whose panels a page without engines starts with
 SPOKEN = 1.0  # seconds between updates of the status line, which screen readers read out
@@ -147,9 +148,11 @@ def build_page(
 
         def watch(request: gr.Request, begin: Callable[[], Visit]) -> Iterator[list[Any]]:
             """Show a run from its beginning to its end, whatever ends it."""
-            visit = None
+            visit, before = None, arena.latest(session_of(request))
             try:
                 visit = begin()
+                if before:  # a replay: its last values are on the page before this run's first
+                    before.settle(WAIT)
                 spoken_at, status = time.monotonic(), visit.view.status()
                 yield show(visit, status)
                 for _ in visit.paced(PACE):

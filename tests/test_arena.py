@@ -380,12 +380,23 @@ def test_a_recording_names_no_folder_of_the_server(told, tmp_path):
 # What the page keeps of a visitor -----------------------------------------------------------------
 
 
+ALICE = SimpleNamespace(session_hash="alice")
+
+
 def pressed(site, page, button: str, turns: tuple, run: str) -> list:
     """What the page last shows after a button was pressed with these hidden values."""
-    compare = next(fn.fn for fn in page.fns.values() if fn.name == "compare")
+    return list(values(site, page, button, turns, run))[-1]
+
+
+def function(page, name: str):
+    return next(fn.fn for fn in page.fns.values() if fn.name == name)
+
+
+def values(site, page, button: str, turns, run):
+    """What a press shows, one after the other."""
     event = SimpleNamespace(target=SimpleNamespace(elem_id=button))
-    request = SimpleNamespace(session_hash="alice")
-    return list(compare(event, request, "And?", turns, run, *site.settings.values()))[-1]
+    compare = function(page, "compare")
+    return compare(event, ALICE, "And?", turns, run, *site.settings.values())
 
 
 @pytest.mark.parametrize("button", ["follow", "regenerate"])
@@ -407,6 +418,29 @@ def test_a_conversation_that_gradio_dropped_is_found_again_or_said_to_be_lost(to
     assert len(site.engine.asked) == asked
     _, panel, *_ = pressed(site, page, "run", (), "forgotten")
     assert panel["turns"] == []
+
+
+def test_a_replays_last_values_come_before_the_first_of_the_run_that_takes_its_place(
+    told, tmp_path
+):
+    site = told(dart=script(TEXT * 40), eagle3=script())
+    page = build_page(site.arena)
+    site.arena.recording(site.run("Why?").view.run).save(tmp_path / "run.json")
+    replay = function(page, "play")(tmp_path / "run.json", "¼ ×", ALICE)
+    next(replay)  # its beginning
+    next(replay)  # under way to the browser: Gradio asks for the next one then
+    began = threading.Event()
+
+    def press() -> None:
+        next(values(site, page, "run", (), ""))
+        began.set()
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    assert not began.wait(0.5)
+    assert list(replay) == []
+    assert began.wait(30)
+    pressing.join()
 
 
 # What browsers ask the server for -----------------------------------------------------------------
