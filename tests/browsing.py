@@ -5,6 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import time
+from contextlib import suppress
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -49,21 +52,50 @@ def until(condition, seconds: float = 120.0) -> None:
 class Tab:
     """One visitor's tab, and what went wrong in it: script errors and requests to elsewhere."""
 
+    # Pages that were closed: a page in a new context takes twice the work to open.
+    _spare: ClassVar[WeakKeyDictionary[Any, list]] = WeakKeyDictionary()
+
     def __init__(self, browser, url: str, ready: str = "body", **context):
-        self.context = browser.new_context(
-            **{"viewport": {"width": 1440, "height": 900}, **context}
-        )
+        self._spares = None if context else self._spare.setdefault(browser, [])
+        if self._spares:
+            self.page = self._spares.pop()
+        else:
+            viewport = {"width": 1440, "height": 900}
+            self.page = browser.new_context(**{"viewport": viewport, **context}).new_page()
+        self.context = self.page.context
         self.context.set_default_timeout(WAIT)  # clicks too
-        self.page = self.context.new_page()
         self.troubles: list[str] = []
-        self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
-        self.page.on("request", self._request)
+        self._handlers: list[tuple] = []
+        self.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
+        self.on("request", self._request)
         self._asked: set = set()  # requests without an answer yet
         for over in ("requestfinished", "requestfailed"):
-            self.page.on(over, lambda request: self._asked.discard(request))
+            self.on(over, lambda request: self._asked.discard(request))
         self._url = url
         self._ready = ready
         self.open()
+
+    def on(self, event: str, handler) -> None:
+        """As Playwright's ``page.on``, until the tab is closed."""
+        self.page.on(event, handler)
+        self._handlers.append((event, handler))
+
+    def close(self) -> None:
+        """Leave the page, with all that it keeps in the browser. Once more changes nothing."""
+        if not self._handlers:
+            return
+        for event, handler in self._handlers:
+            self.page.remove_listener(event, handler)
+        self._handlers = []
+        if self._spares is not None and len(self.context.pages) == 1:
+            with suppress(playwright.Error):
+                self.page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+                self.page.goto("about:blank")
+                self.page.mouse.move(0, 0)
+                self.context.clear_cookies()
+                self._spares.append(self.page)
+                return
+        self.context.close()
 
     def open(self, query: str = "") -> None:
         if query.startswith("#"):

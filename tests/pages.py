@@ -196,5 +196,5 @@ def visitors(browser, url: str) -> Iterator[Callable[..., Visitor]]:
         troubles = [trouble for tab in tabs for trouble in tab.troubles]
     finally:
         for tab in tabs:
-            tab.context.close()
+            tab.close()
     assert not troubles

@@ -29,7 +29,7 @@ class PanelPage:
         try:
             yield tab
         finally:
-            tab.context.close()
+            tab.close()
         assert not tab.troubles
 
 

@@ -64,7 +64,7 @@ def main() -> None:
                 tab.page.locator("#panels").evaluate("node => node.scrollIntoView()")
             tab.page.screenshot(path=folder / f"{name}.png", full_page=whole)
             print(folder / f"{name}.png")
-            tab.context.close()
+            tab.close()
         browser.close()
     close(page)
     os._exit(0)

@@ -87,7 +87,7 @@ def test_a_page_without_a_link_is_not_asked_about_one(visit):
     # An answer that arrives while a visitor types may undo what was typed.
     tab = visit()
     asked = []
-    tab.page.on("request", lambda request: asked.append(request.url))
+    tab.on("request", lambda request: asked.append(request.url))
     tab.page.reload()
     tab.page.wait_for_selector(".lane[data-engine] .lane-title")
     tab.finish("race")

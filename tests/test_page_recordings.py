@@ -87,7 +87,7 @@ def test_uploaded_files_do_not_pile_up(browser, monkeypatch, tmp_path):
         assert list(uploads.rglob("*"))  # its folder stays
         until(lambda: not list(uploads.rglob("run.json")))
         assert not tab.troubles
-        tab.context.close()
+        tab.close()
 
 
 def test_a_page_of_recordings_needs_no_engine(browser, visit, site, tmp_path):
@@ -112,4 +112,4 @@ def test_a_page_of_recordings_needs_no_engine(browser, visit, site, tmp_path):
         alone.page.locator("#stop").click()
         alone.expect_state("dart", "stopped")
         assert not alone.troubles
-        alone.context.close()
+        alone.close()

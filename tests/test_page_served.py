@@ -50,7 +50,7 @@ def test_all_works_behind_a_proxy_that_strips_its_prefix(browser):
             expect(svg).to_have_attribute("data-step", "1")
             tab.wait("document.getElementById('chart-race').data?.[1].x.length > 3")
             assert not tab.troubles
-            tab.context.close()
+            tab.close()
 
 
 def test_a_taken_port_is_said_before_anything_is_loaded():
@@ -136,7 +136,7 @@ def test_the_demo_races_losslessly(browser):
         expect(tab.lane("dart")).to_contain_text("Name three fruits")
         tab.expect_text("eagle3", tab.text("dart"))
         assert not tab.troubles
-        tab.context.close()
+        tab.close()
 
 
 if os.environ.get("CI") == "true":

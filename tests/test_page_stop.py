@@ -30,7 +30,7 @@ def test_stop_ends_the_run_and_frees_the_device(visit, site):
 def test_stop_pressed_again_and_again_is_no_error(visit):
     tab = visit()
     failures = []
-    tab.page.on("response", lambda answer: answer.ok or failures.append(answer.url))
+    tab.on("response", lambda answer: answer.ok or failures.append(answer.url))
     for _ in range(5):
         tab.running("endless")
         for _ in range(4):
@@ -156,7 +156,7 @@ def test_a_reload_in_mid_run_frees_the_device(visit, site):
 def test_clear_in_mid_run_stays_clear(visit, site):
     engine = site[0].engine
     tab = visit()
-    tab.page.on("dialog", lambda dialog: dialog.accept())
+    tab.on("dialog", lambda dialog: dialog.accept())
     for _ in range(4):
         engine.closed.clear()
         tab.running("endless")

@@ -254,4 +254,4 @@ def test_an_open_tab_follows_the_lines_and_turns_into_the_page(port, page, brows
     expect(tab.locate("gradio-app, .gradio-container").first).to_contain_text("ready")
     assert tab.page.title() == "the page"
     assert not tab.troubles
-    tab.context.close()
+    tab.close()
