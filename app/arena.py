@@ -162,20 +162,22 @@ class Visit:
 
     def paced(self, pace: float) -> Iterator[None]:
         """Advance until the run is over, at most once per ``pace`` seconds, and no more often than
-        leaves most of the time to others, however much there is to show; its end is always shown.
+        leaves most of the time to others, however much there is to show. Its end is left to the
+        caller: shown here too, it would come a second time, over what the page says by then.
         """
         self._unwatched.clear()
         if self._started.acquire(blocking=False):
             self._start(self._run)
         try:
-            while not self.done:
+            while True:
                 began = time.monotonic()
                 self.advance(wait=0.25)
+                if self.done:
+                    return
                 told = time.monotonic()
                 yield
                 now = time.monotonic()
                 time.sleep(max(pace - (now - began), min(OTHERS * (now - told), LONGEST_PAUSE)))
-            self.advance(wait=0.0)
         finally:
             self._unwatched.set()
 

@@ -141,25 +141,31 @@ def test_large_runs_are_forgotten_before_small_ones(told, monkeypatch):
     assert kept == [True, False, False, True]
 
 
-def test_what_takes_long_to_show_is_shown_less_often(told, monkeypatch):
+@pytest.mark.parametrize(
+    ("takes", "pause"), [(1.5, OTHERS * 1.5), (10.0, LONGEST_PAUSE), (0.1, 0.4)]
+)
+def test_what_takes_long_to_show_is_shown_less_often(told, monkeypatch, takes, pause):
     page = told(dart=script(), eagle3=script())
     recording = page.arena.recording(page.run("Why?").view.run)
     clock, slept = [0.0], []
     fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
     monkeypatch.setattr("app.arena.time", fake)
     visit = page.arena.begin_replay("visitor", recording, math.inf)
+    left = iter([False, False, False, True])
+    monkeypatch.setattr(visit, "advance", lambda wait: setattr(visit, "done", next(left)))
     for _ in visit.paced(0.5):
-        clock[0] += 1.5
-    assert slept == [OTHERS * 1.5] * len(slept) and slept
-    slept.clear()
-    for _ in page.arena.begin_replay("visitor", recording, math.inf).paced(0.5):
-        clock[0] += 10.0
-    assert slept == [LONGEST_PAUSE] * len(slept) and slept
+        clock[0] += takes
+    assert slept == pytest.approx([pause] * 3)
     assert 2 * LONGEST_PAUSE < ABANDONED
-    slept.clear()
-    for _ in page.arena.begin_replay("visitor", recording, math.inf).paced(0.5):
-        clock[0] += 0.1
-    assert slept == pytest.approx([0.4] * len(slept)) and slept
+
+
+def test_the_end_of_a_run_is_shown_once(told, monkeypatch):
+    """Shown twice, it would come over what the page has said since."""
+    monkeypatch.setattr("app.page.SPOKEN", 0.0)
+    site = told(dart=script(), eagle3=script(sizes=[2]))
+    shown = list(values(site, build_page(site.arena), "run", (), ""))
+    running = [value[0]["running"] for value in shown]
+    assert running == [True] * (len(shown) - 1) + [False]
 
 
 def test_a_run_without_a_text_adds_no_turn(told):
