@@ -154,7 +154,7 @@ def test_whole_heads_that_come_all_at_once_are_all_answered(server, port):
 def asked_for_much(port: int) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.settimeout(5)
+    sock.settimeout(60)
     sock.connect(("127.0.0.1", port))
     sock.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return sock
@@ -164,21 +164,21 @@ def test_an_answer_that_nobody_takes_is_thrown_away(server, port, monkeypatch):
     monkeypatch.setattr(module, "READ_SECONDS", 0.2)
     with asked_for_much(port) as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while server.server_state.connections and time.monotonic() < until:
             time.sleep(0.05)
         assert not server.server_state.connections
 
 
 def test_an_answer_that_is_taken_slowly_comes_whole(port, monkeypatch):
-    monkeypatch.setattr(module, "READ_SECONDS", 0.5)
+    monkeypatch.setattr(module, "READ_SECONDS", 1.5)
     got, parts = 0, 0
     with asked_for_much(port) as sock:
         while part := sock.recv(100_000):
             got += len(part)
             if got > parts * 100_000:
                 parts += 1
-                time.sleep(0.02)  # 80 times
+                time.sleep(0.03)  # 80 times
             if got > len(LARGE):  # and the head
                 break
     assert got > len(LARGE)
