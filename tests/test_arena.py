@@ -435,7 +435,7 @@ def test_a_replays_last_values_come_before_the_first_of_the_run_that_takes_its_p
     replay = function(page, "play")(tmp_path / "run.json", "¼ ×", ALICE)
     next(replay)  # its beginning
     next(replay)  # under way to the browser: Gradio asks for the next one then
-    began = threading.Event()
+    began, before = threading.Event(), site.arena.latest("alice")
 
     def press() -> None:
         next(values(site, page, "run", (), ""))
@@ -443,9 +443,13 @@ def test_a_replays_last_values_come_before_the_first_of_the_run_that_takes_its_p
 
     pressing = threading.Thread(target=press)
     pressing.start()
+    deadline = time.monotonic() + 120
+    while not before.left:  # by then the run is there, and waits
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert not began.wait(0.5)
     assert list(replay) == []
-    assert began.wait(30)
+    assert began.wait(120)
     pressing.join()
 
 

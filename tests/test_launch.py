@@ -346,7 +346,9 @@ def test_ctrl_c_in_an_install_is_told_and_the_next_one_starts_afresh(clone):
 def test_a_second_launcher_waits_for_the_firsts_install(clone):
     """Its half-made environment stays, and what it has installed is not installed again."""
     (clone.bin / "flock").symlink_to(shutil.which("flock"))
-    clone.install_fake_python("#!/bin/sh\necho >> pips; [ $# = 2 ] || exec sleep 2\n")
+    clone.install_fake_python(
+        '#!/bin/sh\n[ "$3" != install ] || until [ -e go ]; do sleep 0.05; done\n'
+    )
     command = "make_it() { ensure_venv; pip_step package --editable .; }; alone package make_it"
     first = subprocess.Popen(
         ["bash", "-c", f"set -euo pipefail; source launch/lib.sh; {command}; exec sleep 60"],
@@ -358,11 +360,20 @@ def test_a_second_launcher_waits_for_the_firsts_install(clone):
     while not (clone.venv / ".unfinished").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    second = clone.library(command)
+    second = subprocess.Popen(
+        ["bash", "-c", f"set -euo pipefail; source launch/lib.sh; {command}"],
+        cwd=clone.root,
+        env=clone.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    told = second.stdout.readline()
+    (clone.root / "go").touch()
+    assert second.communicate(timeout=120)[0] == ""
     first.kill()  # it has gone on to what it installed for, and holds no lock any more
     first.wait()
-    assert second.returncode == 0, second.stderr
-    assert second.stdout == "== another launcher is installing here: waiting for it\n"
+    assert second.returncode == 0
+    assert told == "== another launcher is installing here: waiting for it\n"
     third = clone.library(command)
     assert (third.returncode, third.stdout) == (0, "")
 
