@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from gradio.routes import App
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import cookie_parser
 from starlette.types import Scope
 
@@ -75,10 +75,9 @@ def _listening(scope: Scope, prefix: str, app: App) -> Refusal | None:
     """A session to which nothing is told: Gradio would find out within its answer, and fail."""
     if route(scope, prefix) != f"{API}/queue/data":
         return None
-    session = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("session_hash")
-    return (
-        None if session in app.get_blocks()._queue.pending_messages_per_session else (404, NO_SUCH)
-    )
+    session = QueryParams(scope["query_string"]).get("session_hash")
+    told = app.get_blocks()._queue.pending_messages_per_session
+    return None if session in told else (404, NO_SUCH)
 
 
 def _tries_password(scope: Scope, asked: str) -> bool:

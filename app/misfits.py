@@ -4,12 +4,15 @@ served by an earlier start. Each gets a sentence; Gradio would log a traceback f
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import gradio as gr
 from gradio.route_utils import FnIndexInferError
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+
+log = logging.getLogger(__name__)
 
 NO_SUCH = "This page has nothing of that kind (any more): load it again."
 MISFIT = "This does not fit what the page asks for (any more): load it again."
@@ -34,6 +37,7 @@ def refuse_misfits(page: gr.Blocks) -> None:
             error.print_exception = False
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            log.debug("what was sent does not fit", exc_info=True)  # or a fault of the page itself
             raise gr.Error(MISFIT, print_exception=False) from error
 
     page.preprocess_data = taken_in  # type: ignore[method-assign, assignment]
@@ -41,10 +45,10 @@ def refuse_misfits(page: gr.Blocks) -> None:
 
 def _refused(request: Request, error: Exception) -> JSONResponse:
     """The answer where Gradio lets an error through that a call made, not what was called."""
-    path = request.url.path
-    if path.endswith("/cancel"):  # two clicks on Stop at the same time: it is cancelled
-        return JSONResponse({"success": True})
-    unknown = isinstance(error, KeyError) and type(error.args[0]) is int  # a function's number
+    path, missing = request.url.path, isinstance(error, KeyError)
+    if path.endswith("/gradio_api/cancel") and missing:  # two clicks on Stop at the same time
+        return JSONResponse({"success": True})  # it is cancelled
+    unknown = missing and [type(key) for key in error.args] == [int]  # a function's number
     nameless = isinstance(error, FnIndexInferError | UnicodeDecodeError)
     if path.endswith(ASKED) or (path.endswith(QUEUED) and (unknown or nameless)):
         return JSONResponse({"detail": NO_SUCH}, 404)

@@ -151,7 +151,7 @@ def build_page(
             visit, before = None, arena.latest(session_of(request))
             try:
                 visit = begin()
-                if before:  # a replay: its last values are on the page before this run's first
+                if before:  # its last values are on the page before this run's first
                     before.settle(WAIT)
                 spoken_at, status = time.monotonic(), visit.view.status()
                 yield show(visit, status)

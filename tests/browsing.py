@@ -7,7 +7,6 @@ import socket
 import time
 from contextlib import suppress
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -52,8 +51,8 @@ def until(condition, seconds: float = 120.0) -> None:
 class Tab:
     """One visitor's tab, and what went wrong in it: script errors and requests to elsewhere."""
 
-    # Pages that were closed: a page in a new context takes twice the work to open.
-    _spare: ClassVar[WeakKeyDictionary[Any, list]] = WeakKeyDictionary()
+    # Pages that were closed, by browser: one in a new context takes twice the work to open.
+    _spare: ClassVar[dict[Any, list]] = {}
 
     def __init__(self, browser, url: str, ready: str = "body", **context):
         self._spares = None if context else self._spare.setdefault(browser, [])

@@ -34,8 +34,8 @@ def panel(
     **options: Any,
 ) -> gr.HTML:
     """A component that holds ``shell`` and runs ``scripts``, files beside this one, in order and in
-    one scope. server_functions: what the scripts may ask the server for, with
-    annotated parameters.
+    one scope. server_functions: what the scripts may ask the server for; their parameters'
+    annotations say what is taken.
     """
     scripts = (scripts,) if isinstance(scripts, str) else scripts
     sources = [(HERE / name).read_text(encoding="utf-8") for name in ("common.js", *scripts)]
