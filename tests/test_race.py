@@ -545,10 +545,8 @@ def test_a_run_stopped_before_its_turn_never_opens_an_engine_and_says_that_it_st
 
 def test_race_view_and_recording_know_no_page():
     app = Path(__file__).parent.parent / "app"
-    others = {
-        *("page", "layout", "serve", "guard", "misfits", "queueing", "uploads", "record"),
-        "__main__",
-    }
+    others = {"page", "layout", "serve", "guard", "misfits", "queueing", "uploads", "record",
+              "__main__"}  # fmt: skip
     for path in (path for path in app.glob("*.py") if path.stem not in others):
         tree = ast.parse(path.read_text())
         imported = {
